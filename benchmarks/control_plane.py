@@ -37,6 +37,7 @@ from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
 from mlmclm.sweeps.cells import SweepModel, expand
+from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
 from mlmclm.sweeps.sweep_options import SweepOptions

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
     from mlmclm.studies.api import Store, finetune, open, pretrain, study, study_on_file, sweep
-    from mlmclm.studies.check_task import check_task
+    from mlmclm.studies.data_file import check_task
     from mlmclm.studies.study import Study
     from mlmclm.studies.study_plan import StudyPlan
     from mlmclm.studies.zero_shot import evaluate
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
-    "mlmclm.studies.check_task": ("check_task",),
+    "mlmclm.studies.data_file": ("check_task",),
     "mlmclm.answers.comparison_of_scores": ("compare",),
     "mlmclm.studies.api": ("Store", "finetune", "open", "pretrain", "study", "study_on_file", "sweep"),
     "mlmclm.studies.zero_shot": ("evaluate",),

@@ -1,7 +1,7 @@
 """The gate for published studies: a bundle that others have made, read once, with typed values that agree with each other.
 
 What its files say twice must be the same: results.csv, the cells and the outcomes of test examples; weights and data of tasks;
-names. Nothing is computed again, so this can only show that a bundle contradicts itself. `verify_bundle` does the rest.
+names. Nothing is computed again, so this can only show that a bundle contradicts itself. `recompute` does the rest.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def verify(
 
     from mlmclm.numbers import plural, rate_text, time_text
     from mlmclm.studies.place import place_of
-    from mlmclm.studies.verify_bundle import check_of
+    from mlmclm.studies.recompute import check_of
 
     seed = randbelow(1 << 31) if seed is None else seed
     check = check_of(bundle, cells, seed, place_of(store=store, data=data, task_dirs=task_dir))

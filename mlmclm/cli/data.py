@@ -96,7 +96,7 @@ def verify(
     Example: mlmclm data verify examples/quickstart.yaml
     """
     from mlmclm.corpora.prepared_corpus import StoredCorpus
-    from mlmclm.studies import store_check
+    from mlmclm.studies import artifacts
     from mlmclm.studies.api import trained_study
     from mlmclm.studies.prepare import find_study_corpus
 
@@ -107,7 +107,7 @@ def verify(
     with bars() as progress:
         keys = dict.fromkeys((corpus.key, *(source.key for source in corpus.sources.values())))  # a mix has its own
         stored = (StoredCorpus(study.place.store, key) for key in keys)
-        found = store_check.verify((piece for each in stored for piece in each.files()), progress)
+        found = artifacts.verify((piece for each in stored for piece in each.files()), progress)
     wrong = {one.path: one.reason for each in found for one in each.damaged}
     shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]
     if as_json:

@@ -74,7 +74,7 @@ def init(
     mlmclm init --schema space > space.json
     """
     if schema is not None:
-        from mlmclm.studies.json_schema import schema_of
+        from mlmclm.studies.new_study import schema_of
 
         print_json(schema_of(schema))
         return

@@ -20,9 +20,8 @@ from mlmclm.errors import UserError
 from mlmclm.progress import Bar, bars
 
 if TYPE_CHECKING:
-    from mlmclm.studies.artifacts import Contents
+    from mlmclm.studies.artifacts import Contents, Verified
     from mlmclm.studies.recompute import Recomputed
-    from mlmclm.studies.store_check import Verified
 
 verbs = typer.Typer(
     help="The store: its `studies`, `why` something is there, `verify` everything, its `size`, and `prune` what is not used.",
@@ -63,11 +62,11 @@ def verify(
 
     mlmclm store verify quickstart --recompute 3
     """
+    from mlmclm.studies.artifacts import pieces_of
+    from mlmclm.studies.artifacts import verify as verify_all
     from mlmclm.studies.last_run import name_of
     from mlmclm.studies.place import place_of
     from mlmclm.studies.recompute import recompute as compute_again
-    from mlmclm.studies.store_check import pieces_of
-    from mlmclm.studies.store_check import verify as verify_all
     from mlmclm.sweeps.results_store import StoredResult
 
     place = place_of(store=store, data=data, task_dirs=task_dir)
@@ -87,7 +86,7 @@ def verify(
 
 def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
     from mlmclm.numbers import plural
-    from mlmclm.studies.store_check import UNCOVERED
+    from mlmclm.studies.artifacts import UNCOVERED
 
     show_table(
         ("kind", "files", "MiB", "damaged"),

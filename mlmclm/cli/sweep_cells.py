@@ -96,8 +96,8 @@ def retry(
 
     Example: mlmclm sweep retry quickstart --status damaged --yes
     """
+    from mlmclm.studies.artifacts import with_examples
     from mlmclm.studies.last_run import watch_of
-    from mlmclm.studies.store_check import with_examples
     from mlmclm.sweeps.results_store import ResultsStore
 
     if (model or task) and not (cell or status):

@@ -25,8 +25,7 @@ from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, kept_file, known_studies, last_run
-from mlmclm.studies.packaged_studies import file_of, packaged_studies
-from mlmclm.studies.place import Place, command_of, place_of
+from mlmclm.studies.place import Place, command_of, file_of, packaged_studies, place_of
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import AnyFile, SweepFile, load_file, read_file
 from mlmclm.studies.trained_study import TrainedStudy

@@ -1,4 +1,4 @@
-"""A task made from a user's data file: columns inferred, rows divided, and the result written as files to edit.
+"""A user's own task: made from a data file, or checked and tokenised as a model would be given it.
 
 FOLDER/tasks/NAME.yaml                    its declaration
 FOLDER/data/NAME/train.parquet, ...       the rows
@@ -11,24 +11,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 import yaml
 
+from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, for_each, printable
+from mlmclm.models.sources import longest
 from mlmclm.storage.data_files import COMPRESSED, instead_of, kind_of, names_in
-from mlmclm.storage.files import write_atomic
+from mlmclm.storage.files import read_json, write_atomic
+from mlmclm.studies.place import place_of
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, class_names, named
 from mlmclm.tasks.declaration import FAMILIES, Task
-from mlmclm.tasks.declared_tasks import task_names
+from mlmclm.tasks.declared_tasks import get_task, task_names
 from mlmclm.tasks.division import SHARES, groups_of, held_out
 from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Overrides, Reading, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
+
+if TYPE_CHECKING:
+    from mlmclm.tasks.look import TaskPreview
 
 SEED = 0
 """Seed of the division."""
@@ -318,3 +324,67 @@ def _facts(
 def _reasons(left: Mapping[str, int]) -> str:
     listed: Sequence[str] = [f"{count:,} {why}" for why, count in left.items()]
     return f" ({', '.join(listed)})" if listed else ""
+
+
+DEFAULT_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class CheckedTask:
+    """A task with a preview of its data.
+
+    Attributes:
+        max_length: tokens of the longest sequence.
+        fingerprint: hash of the task's data.
+    """
+
+    task: Task
+    preview: TaskPreview
+    max_length: int
+    fingerprint: str
+
+
+@known_arguments
+def check_task(
+    name: str,
+    *,
+    tokenizer: str | Path | None = None,
+    model: str | Path | None = None,
+    max_length: int | None = None,
+    examples: int = 3,
+    **folders: Unpack[StudyFolders],
+) -> CheckedTask:
+    """Read and check a task's data, and tokenise a sample of them.
+
+    Args:
+        tokenizer: folder of a Hugging Face tokenizer; either this or `model`.
+        model: folder of a Hugging Face model, whose tokenizer is used.
+        max_length: tokens of the longest sequence; by default 512, or fewer if the model takes fewer.
+        examples: number of training examples in the preview.
+        folders: `StudyFolders`.
+
+    Raises:
+        UserError: a name or a folder is wrong, or the data don't fit the task's declaration.
+    """
+    place = place_of(**folders)
+    task = get_task(name, place.task_dirs)
+    if (tokenizer is None) == (model is None):
+        raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
+    folder = Path(model or tokenizer or "")
+    from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
+    from mlmclm.tasks.load import load_task
+    from mlmclm.tasks.look import look
+    from mlmclm.tasks.settings import TaskSettings
+
+    if model is not None:
+        check_model_folder(folder)
+    tokenizer_hash(folder)
+    if max_length is None:
+        most = longest(read_json(folder / "config.json")) if (folder / "config.json").is_file() else None
+        max_length = min(DEFAULT_LENGTH, most or DEFAULT_LENGTH)
+    check_length(folder, max_length)
+    stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
+    loaded = load_task(task, store=place.store, data_root=place.data_root)
+    settings = TaskSettings(max_length=max_length, stride=stride)
+    preview = look(loaded, load_tokenizer(folder), settings, examples=examples)
+    return CheckedTask(task, preview, max_length, loaded.fingerprint)

@@ -1,4 +1,4 @@
-"""A study to edit: a copy of the packaged quickstart, or one of given models on a data file, whose task is inferred."""
+"""A study to edit: a copy of the packaged quickstart, or one of given models on a data file, whose task is inferred; and JSON Schemas for editors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from safetensors import safe_open
 
+from mlmclm.analysis.claim import ClaimFile
 from mlmclm.configuration import parse
-from mlmclm.errors import UserError, for_each
+from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.models.folder import context_of, load_tokenizer
 from mlmclm.models.sources import weight_files
 from mlmclm.storage.files import write_atomic
@@ -24,10 +27,11 @@ from mlmclm.storage.packaged import SPACES
 from mlmclm.studies.data_file import FileTask
 from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.packaged_studies import EXAMPLES
-from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import SweepFile
+from mlmclm.studies.place import EXAMPLES, Place
+from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.sweeps.find_model import find_model
+from mlmclm.sweeps.protocols import ProtocolFile
+from mlmclm.sweeps.space import Space
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\
@@ -191,3 +195,28 @@ def length_for(train: pa.Table, models: Sequence[Path]) -> int:
         # Prompt and special tokens come on top.
         needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
     return min(math.ceil(needed / 16) * 16, LONGEST, *contexts)
+
+
+KINDS: dict[str, type[BaseModel]] = {
+    "study": StudyFile,
+    "sweep": SweepFile,
+    "space": Space,
+    "protocol": ProtocolFile,
+    "claims": ClaimFile,
+}
+
+
+class _ForEditors(GenerateJsonSchema):
+    """Also accepts whole numbers such as 4_200_000, which YAML 1.1 reads as a number but editors read as a string."""
+
+    def int_schema(self, schema: Any) -> JsonSchemaValue:
+        number = super().int_schema(schema)
+        return {"anyOf": [number, {"type": "string", "pattern": "^[0-9]+(_[0-9]+)+$"}]}
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of file; a `UserError` names the `KINDS` if it is none of them."""
+    if kind not in KINDS:
+        raise unknown("kind of file", kind, KINDS)
+    schema = KINDS[kind].model_json_schema(schema_generator=_ForEditors)
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema}

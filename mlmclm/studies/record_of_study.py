@@ -34,10 +34,10 @@ from mlmclm.errors import UserError
 from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
 from mlmclm.reports.study_facts import StudyFacts
+from mlmclm.storage.files import check_folder
 from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
 from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
-from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.prepare import initial_models
 from mlmclm.studies.study_file import AnyFile, StudyFile
 from mlmclm.studies.study_sweep import StudySweep, setting_of
@@ -77,7 +77,7 @@ def kept_record(
     Raises:
         UserError: it has no results, or a file is damaged.
     """
-    folder, results_store = place.study_folder(file.name), ResultsStore(place.store)
+    folder, results_store = check_folder(place.study_folder(file.name)), ResultsStore(place.store)
     run = last_run(folder) if (folder / FILE).is_file() else {}
     cells = read_manifest(file.name, place.store).cells if "about" in run else ()
     if rows is None:
@@ -85,6 +85,7 @@ def kept_record(
             check_same(file, place, run)
         rows = results_store.results(cells)
     if not rows:
+        file.find_space()  # what is wrong with it is said first
         raise UserError(f"{file.kind} {file.name!r} has no results yet: {remedy}")
     try:
         about = ReceivedAbout.model_validate_json(json.dumps(run["about"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlmclm.errors import UserError, unknown
-from mlmclm.studies.packaged_studies import REPLICATIONS
+from mlmclm.studies.place import REPLICATIONS
 from mlmclm.studies.priced_plan import PricedPlan, price_plan
 from mlmclm.studies.study_file import load_study
 

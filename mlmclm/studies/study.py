@@ -252,7 +252,7 @@ class Study(ABC):
     ) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.service.state import MLFLOW
-        from mlmclm.studies.other_pages import other_pages, recorded_runs
+        from mlmclm.studies.study_tracking import other_pages, recorded_runs
 
         pages = other_pages(self.file, self.place.store, found.rows)
         found.files = {}

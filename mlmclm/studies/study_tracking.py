@@ -1,15 +1,17 @@
-"""A study as MLflow shows it, told to the process that writes there: which stages and cells to follow, and what only the study knows."""
+"""A study as MLflow shows it, told to the process that writes there, and links to all programs that show a study."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from mlmclm.analysis.summary import model_metrics, study_metrics
 from mlmclm.answers.study_results import Results
+from mlmclm.cluster.ray_cluster import lasting_dashboard
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import UNTRAINED
@@ -18,28 +20,38 @@ from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
+from mlmclm.reports.provenance import cell_work
 from mlmclm.reports.scores_page import task_verdicts
-from mlmclm.reports.study_facts import ModelFacts
-from mlmclm.service.state import MLFLOW, own_server
+from mlmclm.reports.study_facts import ModelFacts, RecordedRuns
+from mlmclm.service.state import MLFLOW, own_addresses, own_server
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, summaries
 from mlmclm.studies.follower_process import NICE, FollowerProcess
-from mlmclm.studies.other_pages import other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.study_file import StudyFile, SweepFile
+from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import hub_source, source_of
-from mlmclm.tracking.address import VARIABLE, check_address, chosen_address, default_address, without_password
+from mlmclm.tracking.address import (
+    VARIABLE,
+    check_address,
+    chosen_address,
+    default_address,
+    experiment_id,
+    without_password,
+)
 from mlmclm.tracking.records import DataSet, ModelRecord, RunRecord
+from mlmclm.tracking.saved_views import experiment_links
 from mlmclm.tracking.views import (
+    filter_of,
     group_record,
     last_finished_ms,
     model_record,
+    run_pages,
     stage_record,
     sweep_record,
     zero_shot_record,
@@ -270,3 +282,67 @@ def named_parameters(name: ModelName) -> dict[str, str]:
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
         "replicate": str(name.replicate),
     }
+
+
+DASHBOARD, GRAFANA = "Ray dashboard", "Grafana"
+GRAFANA_VARIABLES = ("RAY_GRAFANA_IFRAME_HOST", "RAY_GRAFANA_HOST")
+"""Ray's own variables with Grafana's address: as browsers reach it, or else as the head node does."""
+
+
+def other_pages(file: AnyFile, store: Path, rows: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """Return the name of each program with its link to a study.
+
+    Args:
+        rows: the study's results, whose times Grafana shows; without any, its last half hour.
+    """
+    service = own_addresses(store)
+    pages = {
+        MLFLOW: _mlflow_page(file, store, service.get("mlflow")),
+        DASHBOARD: lasting_dashboard() or service.get("dashboard"),
+        GRAFANA: _grafana_page(file.name, store, rows),
+    }
+    return {name: page for name, page in pages.items() if page}
+
+
+def recorded_runs(file: AnyFile, store: Path, tasks: Sequence[str]) -> RecordedRuns:
+    """Return links to a study's runs if an MLflow server other than the store's own has them, else how to find them.
+
+    The server is asked for the id of the study's experiment, for a few seconds at most. Runs may still be on their way, so
+    links search for a model and task.
+    """
+    address, _ = chosen_address(file.tracking, store, os.environ)
+    search = filter_of("MODEL", "TASK")
+    if address in (default_address(store), own_server(store)):
+        return RecordedRuns(f"mlmclm tracking ui starts its web interface and prints the link to {file.name}.", search)
+    shown = without_password(address)
+    if not address.startswith(("http://", "https://")):
+        how = f"mlflow ui --backend-store-uri {shown} starts its web interface; they are in the experiment {file.name}."
+        return RecordedRuns(how, search)
+    number = experiment_id(address, file.name, os.environ)
+    if number is None:
+        return RecordedRuns(f"They are in the experiment {file.name} at {shown}.", search)
+    how = f"They are in the experiment {file.name} at {shown}; models and scores in the tables are links to them."
+    return RecordedRuns(how, search, run_pages(shown, number, file.models, tasks))
+
+
+def _mlflow_page(file: AnyFile, store: Path, own: str | None) -> str | None:
+    """Return the page of a study's experiment, or the list of experiments if the server doesn't have it yet."""
+    address, _ = chosen_address(file.tracking, store, os.environ)
+    if address == default_address(store):
+        address = own or ""
+    if not address.startswith(("http://", "https://")):
+        return None
+    number = experiment_id(address, file.name, os.environ)
+    return next(iter(experiment_links(without_password(address), {file.name: number} if number else {}).values()))
+
+
+def _grafana_page(study: str, store: Path, rows: Iterable[Mapping[str, Any]]) -> str | None:
+    host = next((os.environ[name] for name in GRAFANA_VARIABLES if os.environ.get(name)), "")
+    if not host.startswith(("http://", "https://")):  # Ray's word for none is DISABLED
+        return None
+    works = [cell_work(row) for row in rows]
+    span = {}
+    if works:
+        span = {"from": f"{1000 * min(w.began for w in works):.0f}", "to": f"{1000 * max(w.ended for w in works):.0f}"}
+    query = urlencode({"var-store": str(store), "var-study": study, **span})
+    return f"{host.rstrip('/')}/d/mlmclm-sweep?{query}"

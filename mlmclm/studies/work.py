@@ -15,10 +15,9 @@ from mlmclm.service.state import MLFLOW
 from mlmclm.storage.addresses import send_files
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
-from mlmclm.studies.other_pages import DASHBOARD, GRAFANA, other_pages
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
-from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.studies.study_tracking import DASHBOARD, GRAFANA, StudyTracking, other_pages
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def test_its_corpus_is_prepared_and_no_task(words: list[str | Path], run_apart: 
 def test_pretraining_needs_no_space_and_fine_tuning_says_what_to_give(words: list[str | Path], run_apart: Call) -> None:
     code, output, errors = run_apart("pretrain", *words, "--dry-run")
     assert code == 0 and "corpus prose: to be prepared" in output, errors
-    for verb in (("study", "--dry-run"), ("study",)):
+    for verb in (("study", "--dry-run"), ("study",), ("report",)):
         code, output, errors = run_apart(verb[0], *words, *verb[1:])
         assert (code, output) == (2, "")
         assert "study.yaml: space: it is missing" in errors and "quickstart" in errors

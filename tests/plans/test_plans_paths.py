@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.study_sweep import study_space

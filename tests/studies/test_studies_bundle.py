@@ -34,10 +34,9 @@ from mlmclm.storage.files import canonical_json
 from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
-from mlmclm.studies.recompute import models_in
+from mlmclm.studies.recompute import BundleCheck, check_of, models_in
 from mlmclm.studies.record_of_study import commits
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.verify_bundle import BundleCheck, check_of
 from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder

@@ -11,7 +11,7 @@ import pytest
 from mlmclm.cli.main import main
 from mlmclm.configuration import parse, read_yaml
 from mlmclm.errors import UserError
-from mlmclm.studies.json_schema import KINDS, schema_of
+from mlmclm.studies.new_study import KINDS, schema_of
 from mlmclm.studies.study_file import SweepFile
 
 jsonschema = pytest.importorskip("jsonschema", reason="comes with Ray")

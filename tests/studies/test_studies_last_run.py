@@ -11,8 +11,7 @@ import mlmclm
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError
 from mlmclm.studies.last_run import KnownStudy, as_yaml, known_studies, remember_run
-from mlmclm.studies.packaged_studies import packaged_studies
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file, load_study
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.space import Space

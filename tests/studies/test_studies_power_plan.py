@@ -19,7 +19,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.seeds import Seeds
 from mlmclm.studies.given_study import GivenStudy
-from mlmclm.studies.packaged_studies import EXAMPLES
+from mlmclm.studies.place import EXAMPLES
 from mlmclm.studies.study import compute as compute_sweep
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.outcome import SweepOutcome

@@ -30,9 +30,8 @@ from mlmclm.errors import UserError
 from mlmclm.results.intervals import most_wrong
 from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
-from mlmclm.studies.recompute import Recomputed
+from mlmclm.studies.recompute import Recomputed, check_of
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file
-from mlmclm.studies.verify_bundle import check_of
 from small_record import copied, edit_json, edit_rows, make_record, read_rows, seal, small_record
 
 Edit = Callable[[Path], Any]

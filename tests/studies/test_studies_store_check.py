@@ -27,11 +27,10 @@ from mlmclm.pydocs.pin import write_pin
 from mlmclm.storage.checksums import sealed, unsealed, write_checksums, write_sealed
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.artifacts import KINDS as ARTIFACTS
-from mlmclm.studies.artifacts import Contents
+from mlmclm.studies.artifacts import Contents, Verified, pieces_of, verify
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare
 from mlmclm.studies.recompute import models_in
-from mlmclm.studies.store_check import Verified, pieces_of, verify
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.starts import Planned

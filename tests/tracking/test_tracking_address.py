@@ -18,10 +18,9 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_state
 from mlmclm.storage.files import machine
-from mlmclm.studies.other_pages import GRAFANA_VARIABLES, other_pages, recorded_runs
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.studies.study_tracking import GRAFANA_VARIABLES, StudyTracking, other_pages, recorded_runs
 from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking import address
