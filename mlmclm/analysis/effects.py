@@ -13,7 +13,7 @@ error is at least by how much the score would be another without them (`_moved`)
 
 Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
 learning rates (`Fit.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
-means. The degrees of freedom are those of the rates' variances, weighted by how often each rate is chosen (Satterthwaite).
+means. The degrees of freedom are those of the variances of the rates that were taken (Satterthwaite).
 
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `contrasts.weighted_sum`). The part of it
 that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
@@ -115,26 +115,32 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
         return NO_EFFECT
     fit = replace(fit, present=runs.counting(rule))
     picked, seeds, score = _picked(runs, fit.present, rule)
-    chosen = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
+    taken = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
     if not fit.known:
         none = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
-        return Effect(none, none, chosen, NAN, folds)
+        return Effect(none, none, taken, NAN, folds)
     moved = _moved(runs, rule, score)
     if fit.scored.sum() == 1:  # there is no choice
-        error = math.hypot(float(fit.deviations[1] @ chosen) / math.sqrt(len(seeds)), moved)
-        own = estimate(score, error, freedom_of(fit, chosen))
-        return Effect(own, own, chosen, 0.0, folds, fit.pooled)
+        error = max(float(fit.deviations[1] @ taken) / math.sqrt(len(seeds)), moved)
+        own = estimate(score, error, freedom_of(fit, taken))
+        return Effect(own, own, taken, 0.0, folds, fit.pooled)
     means = fit.likely
     validation, test = fit.simulate(means, studies, np.random.default_rng(0))
-    places, counts = choose(validation, test, fit.present, rule, fit.settings)
+    places, counts = choose(validation, test, fit.present, rule, runs.settings)
     at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
     scores, targets = (np.where(counts, each, 0.0).sum(axis=1) / counts.sum(axis=-1) for each in (at, means[1][places]))
     weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), places.shape)
-    chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(chosen)) / studies
-    freedom, error = freedom_of(fit, chosen), math.hypot(scores.std(ddof=1), moved)
+    chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
+    # Rates may be unequally noisy: the noise is that of those that were taken, around what the choice varies by.
+    between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
+    picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)
+    # Picked runs vary less than fresh ones. The luck that is taken off is an estimate, so half of this difference is counted again.
+    fresh_noise = (picked_noise + noise @ taken / len(seeds)) / 2
+    freedom = freedom_of(fit, taken)
+    error, fresh_error = (max(math.sqrt(between + own), moved) for own in (picked_noise, fresh_noise))
     return Effect(
         seeds=estimate(score, error, freedom),
-        fresh=estimate(score - float((scores - targets).mean()), error, freedom),
+        fresh=estimate(score - float((scores - targets).mean()), fresh_error, freedom),
         chosen=chosen,
         regret=max(float(means[1][fit.scored].max() - targets.mean()), 0.0),
         folds=folds,
@@ -150,7 +156,7 @@ def _picked(runs: Runs, among: Array, rule: Rule) -> tuple[Array, Array, float]:
 
 
 def _moved(runs: Runs, rule: Rule, score: float) -> float:
-    """Return by how much a score may be another because lost runs moved the choice of its rate."""
+    """Return by how much a score may be another because lost runs moved the choice of its rate, with the noise that this distance has."""
     found = [0.0]
     if runs.learned.any():
         rates, _, best = _picked(runs, runs.learned, "mean" if rule == "per_seed" else rule)

@@ -14,7 +14,7 @@ Scores are those of runs that learn, and how often runs fail is compared by itse
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -109,69 +109,51 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
     return {name: replace(runs, failed=failed[name], hopeless=hopeless.get(name)) for name, runs in models.items()}
 
 
-class Tally(NamedTuple):
-    """Numbers of lost and of all runs of a model on a task at each rate, [R], and whether it lost all that it has."""
-
-    rates: Sequence[float]
-    lost: Array
-    ran: Array
-    every: Array
-
-
-def hopeless_rates(models: Mapping[str, Tally], spared: Set[float]) -> dict[str, Array]:
-    """Return the rates that lose every run, and not by chance, [R], of each model of a task.
-
-    Few runs can all be lost by chance, so an exact test compares them with the model's runs at other rates (`HOPELESS`); at a rate
-    where no model's runs are spared, with those of all models.
-    """
-
-    def by_chance(rate: float, names: Sequence[str]) -> bool:
-        here = sum(int(models[name].ran[models[name].rates.index(rate)]) for name in names)
-        others = [(own.ran[~own.every].sum(), own.lost[~own.every].sum()) for own in map(models.__getitem__, names)]
-        ran, lost = (int(sum(numbers)) for numbers in zip(*others, strict=True))
-        return float(stats.hypergeom.pmf(here, here + ran, here + lost, here)) >= HOPELESS
-
-    where: dict[float, list[str]] = {}
-    for name, own in models.items():
-        for place in np.flatnonzero(own.every & (own.ran > 0)).tolist():
-            where.setdefault(own.rates[place], []).append(name)
-    return {
-        name: np.asarray(
-            [
-                name in where.get(rate, ()) and not by_chance(rate, [name] if rate in spared else where[rate])
-                for rate in own.rates
-            ]
-        )
-        for name, own in models.items()
-    }
-
-
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the rates at which no run learns, [R], of the models that have any.
+    """Return the rates at which no run learns, and not by chance, [R], of the models that have any.
 
-    All runs at such a rate have failed, or score as those that have.
+    All runs at such a rate have diverged or failed, or score as those that have failed. Few runs can all be lost by chance, so an exact test
+    compares them with the model's runs at other rates (`HOPELESS`); at a rate where no model's runs are spared, with those of all models.
     """
     scores_at: dict[float, list[float]] = {}
     for name, runs in models.items():
-        for rate, own, lost in zip(runs.rates, runs.test, failed[name], strict=True):
-            scores_at.setdefault(rate, []).extend(own[lost])
+        for rate, own, low in zip(runs.rates, runs.test, failed[name], strict=True):
+            scores_at.setdefault(rate, []).extend(own[low])
     levels = {rate: float(np.mean(scores)) if scores else -math.inf for rate, scores in scores_at.items()}
-    tallies, spared = {}, set[float]()
+    ran = {name: runs.ran for name, runs in models.items()}
+    lost = {name: failed[name] | (own & ~models[name].present) for name, own in ran.items()}
+    every, where, spared = {}, dict[float, list[str]](), set[float]()
     for name, runs in models.items():
-        lost, best = failed[name], np.where(runs.present, runs.test, -math.inf).max(axis=1)
-        tallies[name] = Tally(runs.rates, lost.sum(axis=1), runs.present.sum(axis=1), _none_learned(runs, lost))
-        for rate, none, highest in zip(runs.rates, tallies[name].every.tolist(), best.tolist(), strict=True):
-            if not none and highest >= levels[rate] + LEAST_GAP:
+        own = every[name] = _none_learned(runs, failed[name]) & lost[name].any(axis=1)
+        best = np.where(runs.present, runs.test, -math.inf).max(axis=1)
+        for rate, none, highest in zip(runs.rates, own.tolist(), best.tolist(), strict=True):
+            if none:
+                where.setdefault(rate, []).append(name)
+            elif math.isfinite(highest) and highest >= levels[rate] + LEAST_GAP:
                 spared.add(rate)
-    return {name: own for name, own in hopeless_rates(tallies, spared).items() if own.any()}
+
+    def by_chance(rate: float, names: Sequence[str]) -> bool:
+        here = sum(int(ran[name][models[name].rates.index(rate)].sum()) for name in names)
+        others, gone = (sum(int(own[name][~every[name]].sum()) for name in names) for own in (ran, lost))
+        return float(stats.hypergeom.pmf(here, here + others, here + gone, here)) >= HOPELESS
+
+    found = {
+        name: np.asarray(
+            [
+                name in where.get(rate, ()) and not by_chance(rate, [name] if rate in spared else where[rate])
+                for rate in runs.rates
+            ]
+        )
+        for name, runs in models.items()
+    }
+    return {name: own for name, own in found.items() if own.any()}
 
 
 def _none_learned(runs: Runs, failed: Array) -> Array:
-    """Return the rates whose runs have all failed, or score less than `LEAST_GAP` above those that have, [R]."""
-    with np.errstate(invalid="ignore"):
-        level = np.where(failed, runs.test, 0.0).sum(axis=1) / failed.sum(axis=1)
-    above = np.where(failed | ~runs.present, -math.inf, runs.test).max(axis=1) - level
-    return np.asarray(failed.any(axis=1) & (above < LEAST_GAP))
+    """Return the rates at which no run scores `LEAST_GAP` above those that have failed there, [R]; where none has, at which none has a score."""
+    low = np.where(failed, runs.test, 0.0).sum(axis=1) / np.maximum(failed.sum(axis=1), 1)
+    level = np.where(failed.any(axis=1), low + LEAST_GAP, -math.inf)
+    return np.asarray(~(runs.present & ~failed & (runs.test >= level[:, None])).any(axis=1))
 
 
 def _far_below(

@@ -37,6 +37,7 @@ class TaskNoise:
             tasks is said to be more precise than it is.
         freedom: degrees of freedom of a model's variance for each seed beyond the first; None if noise is alike at all rates and for all
             models, which then give one each.
+        alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
         runs, models: number of runs that this is from, and of their models; 0 if it is stated.
     """
 
@@ -45,6 +46,7 @@ class TaskNoise:
     pretraining: float | None = None
     together: float = 1.0
     freedom: float | None = None
+    alike: Mapping[str, float] = field(default_factory=dict)
     runs: int = 0
     models: int = 0
 
@@ -72,6 +74,7 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
             pretraining=pretraining.get(task),
             together=together,
             freedom=float(np.mean([each or 0.0 for each in freedom])) if any(freedom) else None,
+            alike=effects[0].alike,
             runs=sum(runs),
             models=len({analysis.model_of[run] for run in known}),
         )
@@ -154,7 +157,8 @@ def planned_effects(
         moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
         for place, model in enumerate(models):
             folds = moved * np.eye(1, count, place)[0] if moved else None
-            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, own.freedom is None)
+            pooled = own.freedom is None
+            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, pooled, alike=own.alike)
     return effects
 
 
@@ -173,7 +177,9 @@ def over_planned_runs(
     correlation = np.sqrt(np.outer(together, together))
     np.fill_diagonal(correlation, 1.0)
     within = np.asarray([own.seeds**2 / seeds[task] for task, own in noise.items()])
-    values, vectors = np.linalg.eigh(np.outer(added, added) * correlation + np.diag(within))
+    alike = [[1.0 if one == other else noise[one].alike.get(other, 0.0) for other in tasks] for one in tasks]
+    seeds_added = np.sqrt(np.outer(within, within)) * alike
+    values, vectors = np.linalg.eigh(np.outer(added, added) * correlation + seeds_added)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
     found = {}
     for (model, task), single in effects.items():

@@ -206,14 +206,6 @@ def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     return pairs
 
 
-def by_rate(group: Sequence[Record]) -> dict[float, list[Record]]:
-    """Group the cells of one (model, task) by learning rate, in increasing order."""
-    rates: dict[float, list[Record]] = {rate: [] for rate in sorted({cell["learning_rate"] for cell in group})}
-    for cell in group:
-        rates[cell["learning_rate"]].append(cell)
-    return rates
-
-
 def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
     """Return the columns that identify a cell within the tables of a study, in the order of their rows."""
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)

@@ -37,7 +37,6 @@ class Fit:
         degrees: those of the pooled variance at each rate, [R].
         correlation: of the validation and the test score of a run.
         shared: correlation of the test scores of a seed's runs at different rates, at least 0.
-        settings: see `Runs`; [R] or None.
         pooled: whether the variances are those of all models of the task.
     """
 
@@ -48,7 +47,6 @@ class Fit:
     degrees: Array
     correlation: float
     shared: float
-    settings: Array | None = None
     pooled: bool = False
 
     @property
@@ -66,7 +64,6 @@ class Fit:
         return replace(
             self,
             present=self.present[keep],
-            settings=None if self.settings is None else self.settings[keep],
             means=self.means[:, keep],
             deviations=self.deviations[:, keep],
             degrees=self.degrees[keep],
@@ -201,7 +198,6 @@ def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: f
         degrees=np.minimum(variances[1].freedom, most) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=shared,
-        settings=runs.settings,
         pooled=pooled,
     )
 

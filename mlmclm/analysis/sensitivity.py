@@ -1,10 +1,9 @@
 """Sensitivity of a model's score to the learning rate, corrected for the noise of seeds.
 
-Means over few seeds differ between learning rates even where the rate does not matter. So the range of the means, the regret
-of a blind choice and the share of rates near the best are all positive for a flat curve, and higher for a model with more
-seed noise. Each is therefore given with its mean over simulated studies with a flat curve and the fitted noise
-(`seed_noise`), and sensitivity itself is the standard deviation of the rates' true means, with an interval that includes 0 in
-97.5 % of studies with a flat curve of equally noisy normal scores.
+Means over few seeds differ between learning rates even where the rate does not matter. So the range of the means and the regret
+of a blind choice are positive for a flat curve, and higher for a model with more seed noise. Each is therefore given with its mean
+over simulated studies with a flat curve and the fitted noise (`seed_noise`), and sensitivity itself is the standard deviation of
+the rates' true means, with an interval that includes 0 in 97.5 % of studies with a flat curve of equally noisy normal scores.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.results.intervals import NAN
 from mlmclm.results.measures import Array
 
-NEAR_BEST = 0.01
 FLAT_DRAWS = 400
 NOISES = 64
 """Equally probable sizes of the true noise over which `spread_interval` averages."""
@@ -36,7 +34,6 @@ NAMES = (
     "p_flat",
     "range_flat",
     "regret_flat",
-    "share_near_best_flat",
     "share_level",
     "level_low",
     "level_high",
@@ -51,8 +48,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
             estimated as the root of the variance of the seed means minus the part that seeds' noise adds, at least 0, with
             the interval of `spread_interval`.
         p_flat: p value of "the learning rate does not matter" (F test).
-        range_flat, regret_flat, share_near_best_flat: what `range_rates`, `regret` and `share_near_best` are on average
-            where the rate does not matter.
+        range_flat, regret_flat: what `range_rates` and `regret` are on average where the rate does not matter.
         share_level: share of the rates that are not clearly different from the best: their seed mean is below the highest by no more than
             happens in `confidence` of studies with a flat curve.
         level_low, level_high: the lowest and the highest of these rates.
@@ -79,7 +75,6 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     top = flat.max(axis=1)
     found["range_flat"] = float((top - flat.min(axis=1)).mean())
     found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
-    found["share_near_best_flat"] = float((flat >= top[:, None] - NEAR_BEST).mean())
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
     level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)

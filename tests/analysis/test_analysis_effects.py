@@ -92,6 +92,31 @@ def test_the_best_rate_may_be_the_noisiest() -> None:
     assert np.mean(covered) >= 0.93
 
 
+def flat(deviations: Sequence[float], correlation: float) -> tuple[Runs, Fit]:
+    """Three seeds whose means are 0 at all rates, and their noise; the first rate is taken."""
+    scores = np.asarray(deviations)[:, None] * np.asarray([-1.0, 0.0, 1.0])
+    shape, both = scores.shape, np.asarray([deviations, deviations], np.float64)
+    runs = Runs(RATES[: len(scores)], scores, scores, np.zeros(shape, bool))
+    degrees = np.full(len(scores), 50.0)
+    return runs, Fit(np.ones(shape, bool), np.zeros((2, len(scores))), both, 50.0, degrees, correlation, 0.0)
+
+
+def test_the_noise_of_a_score_is_that_of_the_rate_that_was_taken() -> None:
+    """It was that of the rates that others would take, whichever this study took."""
+    quiet, noisy = (effect(*flat(own, 0.5), "mean", studies=8_000) for own in ((1, 1, 4, 4), (4, 4, 1, 1)))
+    assert noisy.seeds.error / quiet.seeds.error == pytest.approx(4, rel=0.05)
+
+
+def test_a_fresh_run_varies_more_than_a_picked_one() -> None:
+    """Its interval was that of the picked ones; the difference of their variances counts by half."""
+    draws = np.random.default_rng(17)
+    common, own = draws.standard_normal((2, 100_000, 6))  # means over seeds, in their standard errors
+    picked = (0.9 * common + math.sqrt(1 - 0.9**2) * own)[np.arange(len(own)), common.argmax(axis=1)].var()
+    found = effect(*flat((1,) * 6, 0.9), "mean", studies=8_000)
+    assert 3 * found.seeds.error**2 == pytest.approx(picked, rel=0.05)
+    assert 3 * found.fresh.error**2 == pytest.approx((picked + 1) / 2, rel=0.05)
+
+
 def test_means_that_are_equal_up_to_rounding_go_to_the_smaller_rate() -> None:
     validation = np.asarray([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]])
     assert validation[0].sum() < validation[1].sum()

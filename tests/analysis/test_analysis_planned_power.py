@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,29 @@ def test_noise_is_found_again_in_results_that_have_it() -> None:
     assert found["pydocs-kind"].freedom is None, "noise is alike for all models"
     assert noisy((1e-4, 1e-3, 1e-2))["pydocs-qa"].seeds > 0.03, "rates two points apart are chosen by accident"
     assert noise_of(analyse(synthetic_results({"a": 0.7, "b": 0.6}, tasks=("pydocs-kind",), seeds=1))) == {}
+
+
+def test_a_plan_knows_which_tasks_share_their_trainings() -> None:
+    """A mean over three tasks of one training was planned to be as precise as one over three trainings."""
+    results = synthetic_results(dict.fromkeys("abc", 0.7), tasks=("nq", "mldr", "rte"), noise=0.01)
+    for result in results:
+        if result["task"] != "rte":
+            result["curve"] = [[1, f"{result['model']}/{result['learning_rate']}/{result['seed']}"]]
+    assert [list(own.alike) for _, own in sorted(noise_of(analyse(results)).items())] == [["nq"], ["mldr"], []]
+    noise = {
+        "nq": TaskNoise(0.01, alike={"mldr": 0.8}),
+        "mldr": TaskNoise(0.01, alike={"nq": 0.8}),
+        "rte": TaskNoise(0.01),
+    }
+    families, level = dict.fromkeys(noise, "retrieval"), holm_level("all", dict.fromkeys(noise, "retrieval"), 3, 0.95)
+    seeds, leads = dict.fromkeys(noise, 3), dict.fromkeys(noise, 0.1)
+    both, one = np.asarray([2 + 2 * 0.8, 1.0]) * 2 * 0.01**2 / 3 / 9
+    freedom = (both + one) ** 2 / (both**2 / 12 + one**2 / 12)
+    steady = {task: replace(own, pretraining=0.0) for task, own in noise.items()}
+    for runs, own, degrees in ((1, noise, freedom), (4, steady, 9)):
+        found = planned_power(own, families, "abc", seeds, 2, leads, runs=runs).smallest[ALL_TASKS]
+        shift = found / math.sqrt((both + one) / runs)
+        assert stats.nct.sf(stats.t.ppf(1 - level / 2, degrees), degrees, shift) == pytest.approx(0.8, abs=1e-3)
 
 
 def planned_with_runs(together: float) -> PlannedPower:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from operator import itemgetter
+
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.results import ANY_SCORE, by_rate, columns, scored, seeds_of, table, wanted_seeds
+from mlmclm.analysis.results import ANY_SCORE, columns, scored, seeds_of, table, wanted_seeds
 from mlmclm.analysis.selection import of_both_splits
 
 COLUMNS = columns(
@@ -24,7 +27,8 @@ def curves(analysis: Analysis) -> pd.DataFrame:
     """
     wanted, rows = wanted_seeds(analysis.grid), []
     for (model, task), group in analysis.pairs.items():
-        for rate, members in by_rate(group).items():
+        for rate, cells in itertools.groupby(group, itemgetter("learning_rate")):
+            members = list(cells)
             good = [cell for cell in members if scored(cell)]
             rows.append(
                 {

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.failed_runs import Tally, hopeless_rates, unlike
-from mlmclm.analysis.model_runs import Runs
+from mlmclm.analysis.failed_runs import unlike
 from mlmclm.analysis.results import columns, table
 from mlmclm.results.intervals import holm
 from mlmclm.results.measures import Array
@@ -27,15 +25,12 @@ def failures(analysis: Analysis) -> pd.DataFrame:
     where no run is lost, since nothing is tested.
     """
     numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in analysis.groups}
-    for task in dict.fromkeys(task for _, task in analysis.runs):
-        here = {run: each for (run, its), each in analysis.runs.items() if its == task}
-        for run, (diverged, ran) in _divergences_on(here).items():
-            lost = np.stack((here[run].failed.sum(axis=1) + diverged, ran))
-            if (hopeless := here[run].hopeless) is not None:
-                lost = lost * ~hopeless
-            for rate, own in zip(here[run].rates, lost.T, strict=True):
-                place = numbers[analysis.model_of[run]].setdefault((task, rate), np.zeros(2, int))
-                place += own
+    for (run, task), own in analysis.runs.items():
+        kept = np.ones(len(own.rates), bool) if own.hopeless is None else ~own.hopeless
+        counts = np.stack(((own.failed | (own.ran & ~own.present)).sum(axis=1), own.ran.sum(axis=1))) * kept
+        for rate, each in zip(own.rates, counts.T, strict=True):
+            place = numbers[analysis.model_of[run]].setdefault((task, rate), np.zeros(2, int))
+            place += each
     rows = []
     for one, other in itertools.combinations(sorted(numbers), 2):
         places = [place for place, own in numbers[one].items() if own[1] and numbers[other].get(place, np.zeros(2))[1]]
@@ -47,15 +42,3 @@ def failures(analysis: Analysis) -> pd.DataFrame:
         rows.append(dict(zip(COLUMNS, (one, other, *counts, p), strict=False)))
     corrected = holm([row["p"] for row in rows])
     return table([row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)], COLUMNS)
-
-
-def _divergences_on(task: Mapping[str, Runs]) -> dict[str, tuple[Array, Array]]:
-    """Return the numbers of diverged and of all runs of each model at each rate, [R]; 0 at rates where all diverge."""
-    tallies, spared = {}, set[float]()
-    for name, runs in task.items():
-        scored = runs.present.sum(axis=1)
-        diverged = np.zeros(len(scored), int) if runs.diverged is None else runs.diverged.sum(axis=1)
-        tallies[name] = Tally(runs.rates, diverged, diverged + scored, (scored == 0) & (diverged > 0))
-        spared |= {rate for rate, number in zip(runs.rates, scored.tolist(), strict=True) if number}
-    hopeless = hopeless_rates(tallies, spared)
-    return {name: (own.lost * ~hopeless[name], own.ran * ~hopeless[name]) for name, own in tallies.items()}

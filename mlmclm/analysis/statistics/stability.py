@@ -10,22 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.effects import NO_EFFECT
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.results import Record, by_rate, columns, records, scored, table
-from mlmclm.analysis.sensitivity import NAMES, NEAR_BEST, sensitivity
-from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval, mean
+from mlmclm.analysis.results import Record, columns, records, table
+from mlmclm.analysis.sensitivity import NAMES, sensitivity
+from mlmclm.results.intervals import NAN, all_equal, deviation, deviation_interval
 
 COLUMNS = columns(
     "object: model task",
     "int64: cells diverged failed",
     "float64: share_failed share_failed_low share_failed_high",
     "float64: sd_seeds sd_seeds_low sd_seeds_high sd_seeds_pooled sd_seeds_pooled_low sd_seeds_pooled_high",
-    "float64: range_rates relative_sd_rates gain_at_stake regret share_near_best",
+    "float64: range_rates gain_at_stake regret",
     f"float64: {' '.join(NAMES)}",
 )
 
@@ -46,15 +47,12 @@ def stability(analysis: Analysis) -> pd.DataFrame:
             1)): the seed noise at a typical rate of the grid, estimated from many more cells.
         sd_rates and the other columns of `sensitivity.sensitivity`: sensitivity to the learning rate, corrected for seed noise.
         range_rates: highest minus lowest of the rates' means over scored seeds. Seed noise adds to it: see range_flat.
-        relative_sd_rates: sd_rates divided by the mean of the means over rates (a coefficient of variation).
         gain_at_stake: sd_rates / (score of the model - score of the baseline): the share of the gain from pretraining that
             an unlucky choice of rate puts at stake. NaN without a baseline, for the baseline itself, and where nothing was
             gained.
         regret: the highest mean minus the mean over learning rates, with diverged cells counting as a score of 0: the
             average loss from picking a rate of the grid blindly. NaN if no run has a score. Seed noise adds to it: see
             regret_flat.
-        share_near_best: share of the learning rates, diverged ones included, whose mean (diverged cells as 0) is within
-            one point (0.01) of the highest. Seed noise lowers it: see share_near_best_flat.
     """
     chosen: dict[tuple[str, str], list[float]] = {}
     for cell in records(analysis.chosen):
@@ -68,11 +66,9 @@ def stability(analysis: Analysis) -> pd.DataFrame:
         share = stats.binomtest(failed, len(group)).proportion_ci(analysis.confidence, "exact")
         row |= {"share_failed": failed / len(group), "share_failed_low": share.low, "share_failed_high": share.high}
         listed, fit = analysis.listed(pair)
-        means, found = _over_rates([cell for cell in group if cell["learning_rate"] in listed.rates])
-        row |= found | sensitivity(listed, fit, confidence=analysis.confidence)
+        row |= _over_rates(listed)
+        row |= sensitivity(listed, fit, confidence=analysis.confidence)
         row |= _over_seeds(runs, chosen[pair] if runs.learned.any() else [], analysis.confidence)
-        average = mean(means)
-        row["relative_sd_rates"] = row["sd_rates"] / average if average > 0 else NAN
         gain = NAN
         if pair[0] != analysis.baseline:
             base = analysis.run_effects.get((analysis.baseline or "", pair[1]), NO_EFFECT)
@@ -105,18 +101,13 @@ def _over_seeds(runs: Runs, own: Sequence[float], confidence: float) -> Record:
     }
 
 
-def _over_rates(group: list[Record]) -> tuple[list[float], Record]:
-    """Return the mean score of each rate with a score, and the figures that need no model of the noise."""
-    rates = by_rate(group)
-    means = [mean([cell["test"] for cell in members if scored(cell)]) for members in rates.values()]
-    means = [value for value in means if not math.isnan(value)]
+def _over_rates(runs: Runs) -> Record:
+    """Return the figures over learning rates that need no model of the noise."""
+    sums, scored, ran = (each.sum(axis=1) for each in (np.where(runs.present, runs.test, 0.0), runs.present, runs.ran))
+    if not scored.any():
+        return {"range_rates": NAN, "regret": NAN}
+    means = sums[scored > 0] / scored[scored > 0]
     # Whoever picks a rate gets nothing from the runs that diverge, so for the regret they count as 0. Cells that end
     # without divergence but lack a score say nothing about the rate and are left out.
-    kept = [[cell for cell in members if scored(cell) or cell["status"] == "diverged"] for members in rates.values()]
-    floored = [mean([cell["test"] if scored(cell) else 0.0 for cell in members]) for members in kept if members]
-    top = max(floored, default=NAN)
-    return means, {
-        "range_rates": max(means) - min(means) if means else NAN,
-        "regret": top - mean(floored) if means else NAN,
-        "share_near_best": mean([float(value >= top - NEAR_BEST) for value in floored]) if means else NAN,
-    }
+    floored = sums[ran > 0] / ran[ran > 0]
+    return {"range_rates": float(means.max() - means.min()), "regret": float(floored.max() - floored.mean())}
