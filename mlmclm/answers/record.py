@@ -257,7 +257,7 @@ class StudyRecord:
             if self.outcomes.tables
             else ""
         )
-        listed = "\n".join(f"- {task.name}: {task.title}{task.source and f' ({task.source})'}" for task in tasks)
+        listed = "\n".join(f"- {task.name}: {task.title}{task.source and f'; {task.source}'}" for task in tasks)
         return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 

@@ -267,7 +267,7 @@ def _siblings(names: Sequence[str] | None) -> str:
 def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the test score of each task, in points, with what it is."""
     return {
-        str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high'])} "
+        str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high']).rstrip()} points of 100 "
         f"({_what(row)}, {text.points(row['test_mean'])}, at learning rate "
         f"{', '.join(filter(None, (row['learning_rates'], row.get('setting'))))})"
         for row in rows
@@ -277,7 +277,9 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _what(row: Mapping[str, Any]) -> str:
     chosen = "; the learning rate was chosen on these scores" if row.get("rule") == "on_test" else ""
     seeds = text.plural(int(row["n"]), "seed")
-    return f"{text.metric(row['metric'])}, in points of 100, with 95 % interval, of the chosen runs that learn{chosen}; plain mean of {seeds}"
+    return (
+        f"{text.metric(row['metric'])} with 95 % interval, of the chosen runs that learn{chosen}; plain mean of {seeds}"
+    )
 
 
 def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -326,7 +328,10 @@ def eval_results(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _named(row: Mapping[str, Any]) -> str:
-    return f"{_what(row)} {text.points(row['test_mean'])} {text.interval(row['score_low'], row['score_high'])}".rstrip()
+    return (
+        f"{_what(row)} {text.points(row['test_mean'])} {text.interval(row['score_low'], row['score_high'])}".rstrip()
+        + " points of 100"
+    )
 
 
 def hub_task(family: str) -> str:

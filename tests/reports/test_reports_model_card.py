@@ -195,10 +195,10 @@ def test_scores_are_a_table_and_what_the_hub_reads_as_results() -> None:
     first, second = ModelCardData(**front(card)).eval_results or []
     assert (first.task_type, first.dataset_type, first.metric_type) == ("text-classification", "sst2", "accuracy")
     assert first.metric_value == 0.8125
-    assert "3 seeds" in (first.metric_name or "") and "[79.00, 83.00]" in (first.metric_name or "")
+    assert "3 seeds" in (first.metric_name or "") and "82.00 [79.00, 83.00] points of 100" in (first.metric_name or "")
     assert second.task_type == "sentence-similarity"
     assert (
-        "| sst2 | 81.25 [79.00, 83.00] (accuracy, in points of 100, with 95 % interval, of the chosen runs that learn; plain mean of 3 seeds, 82.00, at"
+        "| sst2 | 81.25 [79.00, 83.00] points of 100 (accuracy with 95 % interval, of the chosen runs that learn; plain mean of 3 seeds, 82.00, at"
         in card
     )
     assert "model-index" not in front(model_card(FACTS))
