@@ -314,8 +314,8 @@ def about_value(facts: StudyFacts, setting: AnalysisSetting) -> dict[str, Any]:
         "grid": _grid_value(setting.grid),
         "rule": setting.rule,
         "baseline": setting.baseline,
-        "chances": {task: {"score": each.score, "how": each.how} for task, each in sorted(setting.chances.items())},
-        "replicate_of": dict(sorted(setting.replicate_of.items())),
+        "chances": {task: {"score": each.score, "how": each.how} for task, each in setting.chances.items()},
+        "replicate_of": dict(setting.replicate_of),
     }
 
 

@@ -96,19 +96,14 @@ class Study(ABC):
         made.write(folder)
         return made
 
-    def best_cell(self, model: str, task: str) -> Cell:
-        """Return the cell of a model and task with the best validation score among the seeds of the best learning rate.
-
-        Raises:
-            UserError: the study has no such model or task, or none of its cells has a score.
-        """
-        return self._cell(_best_row(self.results, model, task))
-
     def export_best(self, model: str, task: str, to: Path) -> tuple[Cell, dict[str, dict[str, float]]]:
-        """Train the `best_cell` again and write its encoder as a folder for sentence-transformers; return it and its scores.
+        """Train a model's best cell on a task again and write its encoder as a folder for sentence-transformers; return it and its scores.
+
+        It is the one with the best validation score among the seeds of the best learning rate.
 
         Raises:
-            UserError: as `best_cell`; or the task is not retrieval, or the folder is not empty.
+            UserError: the study has no such model or task, none of its cells has a score, the task is not retrieval, or the folder is not
+                empty.
         """
         from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
         from mlmclm.studies.one_cell import keep_start, make_ready, steps_bar
