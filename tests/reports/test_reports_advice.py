@@ -20,7 +20,7 @@ from report_study import facts
 from scipy import stats
 
 from benchmarks.calibration import Scenario
-from benchmarks.claims import Kind, led, measured
+from benchmarks.claims import BEST, Kind, led, measured
 from mlmclm.analysis import power
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.contrasts import mean_difference
@@ -335,10 +335,10 @@ def test_a_planted_winner_is_named_and_equal_models_are_not() -> None:
 
 
 def test_a_lead_is_analysed_as_if_the_models_scores_had_it() -> None:
-    made, lead = results({"a": 0.7, "b": 0.7}, tasks=KINDS[:2]), 0.02
+    made, lead = results({BEST: 0.7, "other": 0.7}, tasks=KINDS[:2]), 0.02
     equal: Analysis = analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)))
     for each in made:
-        if each["model"] == "a" and each["task"] == KINDS[0]:
+        if each["model"] == BEST and each["task"] == KINDS[0]:
             for split in each["scores"].values():
                 split.update({name: value + lead for name, value in split.items()})
     better = analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)))
