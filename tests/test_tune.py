@@ -14,7 +14,6 @@ from typing import Any
 import mlflow
 import pytest
 import ray
-import torch
 import yaml
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
@@ -22,7 +21,6 @@ from ray.tune.schedulers import PopulationBasedTraining
 
 import mlmclm
 import sweep_cells
-from mlmclm.backends.optimizers.optimizer import Optimizer
 from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
@@ -32,6 +30,7 @@ from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SweepTrial, sweep_of
 from mlmclm.tune import Finetune, param_space
+from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
 from sweep_cells import Retrieves, make_cells
 
@@ -306,15 +305,8 @@ def test_a_scheduler_that_changes_settings_is_refused_with_the_reason(
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster", "registers")
 def test_what_is_registered_here_computes_in_the_trials(place: Path, tmp_path: Path) -> None:
-    class Descent(Optimizer):
-        name = "descent"
-
-        @classmethod
-        def build(cls, groups: Any, settings: Any) -> Any:
-            return torch.optim.SGD(groups, lr=0.0)
-
-    mlmclm.register("optimizer", None, Descent)
-    space = SPACE | {"learning_rates": [1e-2], "seeds": [0], "protocol": SPACE["protocol"] | {"optimizer": "descent"}}
+    mlmclm.register("schedule", None, Root)
+    space = SPACE | {"learning_rates": [1e-2], "seeds": [0], "protocol": SPACE["protocol"] | {"decay": "root"}}
     found = param_space(space, [str(place / "model")], store=tmp_path, data=place / "data")
     results = tune.Tuner(
         Finetune, param_space=found, run_config=tune.RunConfig(storage_path=str(tmp_path / "tuned"), verbose=0)

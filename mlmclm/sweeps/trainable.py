@@ -139,6 +139,7 @@ class Finetune(tune.Trainable):
     def _of_a_sweep(self, trial: SweepTrial) -> Iterator[dict[str, Any]]:
         """Yield a report on each training of a sweep's trial."""
         for number, training in enumerate(trial.trainings, 1):
+            print(f"{training.name}: begun", flush=True)
             report = yield from self._outcome(trial, training, () if number > 1 else trial.failures)
             gone = report["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
             print(f"{training.name}: {report['outcome']}", flush=True)
@@ -315,7 +316,8 @@ class Finetune(tune.Trainable):
         kept.ensure(partial(keep_encoder, cell, store=self._store, **options), title=cell_name(cell))
 
     def __repr__(self) -> str:
-        return str(self.trial_name)
+        # Ray shows an actor for ever by what it says first, and a sweep's actors have many trials, which their logs name.
+        return type(self).__name__ if isinstance(sweep_of(self.config), SweepTrial) else str(self.trial_name)
 
 
 class KeepEncoders(Finetune):
