@@ -18,6 +18,7 @@ import yaml
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining
+from ray.util.state import get_log, list_actors
 
 import mlmclm
 import sweep_cells
@@ -27,12 +28,14 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SweepTrial, sweep_of
 from mlmclm.tune import Finetune, param_space
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
-from sweep_cells import Retrieves, make_cells
+from sweep_cells import FakeWorker, Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -380,3 +383,25 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
     assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")
+
+
+@pytest.mark.slow
+def test_the_dashboard_names_trials_of_a_tuner_and_in_logs_those_of_a_sweep(tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    cells = make_cells(3)
+    cell = cells[0]
+    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "own", by_itself=True, resources={"CPU": 1.0})
+    try:
+        with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
+            named = tune.TuneConfig(trial_name_creator=lambda trial: f"{trial.config['model']}/{trial.config['task']}")
+            tune.Tuner(FakeWorker, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
+            run_sweep(cells, SweepOptions(store=tmp_path / "store", worker=FakeWorker, progress=False)).check()
+            found = [
+                each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "FakeWorker"
+            ]
+            by_name = {each.repr_name: each.actor_id for each in found}
+            assert by_name.keys() == {"a/sst2", "FakeWorker"}
+            log = "".join(get_log(address=session.address, actor_id=by_name["FakeWorker"]))
+            assert all(f"a/sst2/lr1e-3/s{seed}: begun" in log for seed in range(3)), log
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)

@@ -317,7 +317,7 @@ class Finetune(tune.Trainable):
 
     def __repr__(self) -> str:
         # Ray shows an actor for ever by what it says first, and a sweep's actors have many trials, which their logs name.
-        return type(self).__name__ if isinstance(sweep_of(self.config), SweepTrial) else str(self.trial_name)
+        return str(self.trial_name) if getattr(sweep_of(self.config), "by_itself", True) else type(self).__name__
 
 
 class KeepEncoders(Finetune):
