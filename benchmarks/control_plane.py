@@ -1,4 +1,4 @@
-"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N] [--seconds S] [--runs FILE]
+"""Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N] [--seconds S] [--runs FILE] [--beside N]
 
 Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, whose computing is left out, on workers of
 a Ray session: each files a result and examples of real size. Queue, Ray Tune, results store, tracking in MLflow (also what it lacks
@@ -6,12 +6,14 @@ in the end) and the second, finished run are measured; a section of `benchmarks/
 
 With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file:
 what the driver and Ray's daemons need from when all workers compute until one has nothing left to take. `python -m
-benchmarks.scale` fits a model to these lines.
+benchmarks.scale` fits a model to these lines. With `--beside`, the driver has as much to look at as if N further workers computed all
+the time: calls that don't end and placement groups. Each trial then has one cell.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import resource
@@ -19,12 +21,13 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -36,6 +39,7 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.run_sweep import run_sweep
@@ -137,7 +141,37 @@ def unshared_mib(process: psutil.Process) -> float:
     return float(process.memory_full_info().uss) / 2**20
 
 
-def steady(count: int, workers: int, seconds: float) -> dict[str, Any]:
+@contextmanager
+def looked_at(beside: int) -> Iterator[None]:
+    """Let Tune's loop wait for so many calls that don't end, and the session have as many placement groups, inside the block."""
+    import ray
+    from ray.air.execution._internal.event_manager import RayEventManager
+    from ray.util.placement_group import placement_group
+
+    @ray.remote(num_cpus=0, max_concurrency=10_000)
+    class Waits:
+        async def wait(self) -> None:
+            await asyncio.sleep(1e6)
+
+    waits = Waits.remote()
+    calls = {waits.wait.remote() for _ in range(beside)}
+    groups = [placement_group([{"CPU": 0.5 / beside}]) for _ in range(beside)]
+    ray.get([group.ready() for group in groups])
+    tracked, first = RayEventManager.get_futures, list[Any]()
+
+    def with_calls(self: Any) -> Any:
+        if not first:  # Tune has two, and waits for what both track
+            first.append(self)
+        return tracked(self) | (calls if self is first[0] else set())
+
+    with (
+        mock.patch.object(RayEventManager, "get_futures", with_calls),
+        mock.patch.object(sweep_trials, "seeds_together", lambda *_: 1),
+    ):
+        yield
+
+
+def steady(count: int, workers: int, seconds: float, beside: int = 0) -> dict[str, Any]:
     """Run a sweep; return what it needs from when all workers compute until one has nothing left to take."""
     marks: list[dict[str, float]] = []
     memory: list[float] = []
@@ -159,13 +193,13 @@ def steady(count: int, workers: int, seconds: float) -> dict[str, Any]:
         store = Path(temporary) / "store"
         _, cells = cells_of(count, store)
         options = SweepOptions(store=store, gpus_per_cell=0, worker=worker, on_result=note)
-        with ray_session(store, num_cpus=workers):
+        with ray_session(store, num_cpus=workers + bool(beside)), looked_at(beside) if beside else nullcontext():
             began = unshared_mib(psutil.Process())
             run_sweep(cells, options).check()
             grown = unshared_mib(psutil.Process()) - began
     spent = {name: marks[1][name] - value for name, value in marks[0].items()}
     return {
-        "cells": count, "workers": workers, "cell_seconds": seconds, "counted": last - first, **spent,
+        "cells": count, "workers": workers, "beside": beside, "cell_seconds": seconds, "counted": last - first, **spent,
         "driver_mib": grown, "worker_mib": sum(memory) / max(1, len(memory)), "machine": machine(),
     }  # fmt: skip
 
@@ -177,11 +211,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--runs", type=Path)
+    parser.add_argument("--beside", type=int, default=0)
     given = parser.parse_args()
     count, workers = given.cells, given.workers
     if given.runs is not None:
         with given.runs.open("a") as file:
-            file.write(json.dumps(run := steady(count, workers, given.seconds)) + "\n")
+            file.write(json.dumps(run := steady(count, workers, given.seconds, given.beside)) + "\n")
         print(run)
         return
     with tempfile.TemporaryDirectory() as temporary:

@@ -7,7 +7,7 @@
     results = tune.Tuner(mlmclm.tune.Finetune, param_space=space).fit()
     results.get_best_result("score", "max")
 
-A trial is a cell, the same one as in a sweep, and `Finetune` is the trainable of `mlmclm sweep`: with a result in the store it ends
+A trial is a cell, or those that share its training, as in a sweep, and `Finetune` is the trainable of `mlmclm sweep`: with a result in the store it ends
 at once, and a new result is filed there. With `tune.TuneConfig(reuse_actors=True)`, models and data stay in the processes.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -25,16 +26,17 @@ from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.placement import Resources, cell_bundle
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
-from mlmclm.finetuning.cell import cell_key
+from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.registry import Shipment, shipment
-from mlmclm.seeds import read_seed, seed_value
+from mlmclm.seeds import Seeds, read_seed, seed_value
+from mlmclm.storage.files import stable_hash
 from mlmclm.studies.api import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import Finetune
-from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
 
 __all__ = ["Finetune", "param_space"]
@@ -83,14 +85,32 @@ def param_space(
             "`tasks`."
         )
     rates, seeds = made.space.learning_rates, [seed_value(seed) for seed in made.space.seeds]
-    axes: dict[str, Sequence[Any]] = {"model": list(made.file.models), "task": made.space.tasks, "seed": seeds, **first}
+    axes: dict[str, Sequence[Any]] = {"model": list(made.file.models), "task": _tasks(made), "seed": seeds, **first}
     pick = tune.choice if sampled else tune.grid_search
     found = {name: pick(list(values)) if len(values) > 1 else values[0] for name, values in axes.items()}
     if len(rates) == 1:
         rate: Any = rates[0]
     else:
         rate = tune.loguniform(min(rates), max(rates)) if sampled else tune.grid_search(list(rates))
-    return {**found, "learning_rate": rate, SWEEP: TunedSweep(shipment(), made, report_every)}
+    # Ray keeps a restored experiment's old values without a word, but refuses a space with another key.
+    weights = [each.model.weights for each in made.models]
+    key = stable_hash([axes, rates, weights, made.space.model_dump(mode="json"), report_every, sampled])[:12]
+    return {**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}}
+
+
+def _tasks(made: StudySweep) -> list[str]:
+    """Return the tasks of a sweep's trials; those that share a training as one, `mnli+mnli_mm`."""
+    space = made.space
+    alike = [
+        cell
+        for cell in made.plan().cells
+        if cell.learning_rate == space.learning_rates[0] and Seeds.of(cell.seed) == Seeds.of(space.seeds[0])
+    ]
+    shared = [training.task for training in trainings_of({cell_key(cell): cell for cell in alike})]
+    # Of tasks that start from a best cell that is not known yet, no cell is planned.
+    planned = {task for group in shared for task in group.split("+")}
+    found = dict.fromkeys([*shared, *(task for task in space.tasks if task not in planned)])
+    return sorted(found, key=lambda group: space.tasks.index(group.partition("+")[0]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,6 +130,10 @@ class TunedSweep:
 
     def bundle(self) -> Resources:
         """Return the resources that a trial reserves: the space's `cpus_per_cell` and `gpus_per_cell`."""
+        return self._bundle
+
+    @cached_property  # Tune asks for each trial, and a look at the cluster takes long
+    def _bundle(self) -> Resources:
         from mlmclm.cluster.cluster import cluster_view
 
         space = self.made.space
@@ -121,16 +145,29 @@ class TunedSweep:
         Raises:
             UserError: a value is not allowed, or the cells that choose the starting weights have no results yet.
         """
-        model = self._model(config["model"])
-        task, rate = config["task"], float(config["learning_rate"])
-        if task not in model.space.tasks:
-            raise unknown("task", task, model.space.tasks, where="task")
+        model, task, rate = self._model(config["model"]), str(config["task"]), float(config["learning_rate"])
+        for each in (each for each in task.split("+") if each not in model.space.tasks):
+            raise unknown("task", each, model.space.tasks, where="task")
         if not 0 < rate < 1:
             raise UserError(f"learning_rate {rate:g}: a learning rate is between 0 and 1.")
         try:
             seed = read_seed(config["seed"])
         except ValueError as error:
             raise UserError(f"seed {config['seed']!r}: {error}.") from error
+        settings = {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
+        found = [self._cell(model, each, settings) for each in task.split("+")]
+        place, (first, source) = self.made.place, found[0]
+        cells = [replace(cell, learning_rate=rate, seed=seed) for cell, _ in found]
+        if len({training_key(cell) for cell in cells}) > 1:
+            raise UserError(f"task {task}: with these settings, these tasks share no training; give one of them.")
+        rows = model.tasks[first.task].sizes["train"][0]
+        protocol = first.protocol
+        every = self.report_every or protocol.evaluate_every or math.ceil(rows / protocol.batch_size)
+        filed = {cell_key(cell): cell for cell in ResultsStore(place.store).as_filed(cells)}
+        return SweepTrial((Training(filed),), place.store, place.data_root, source=source, every=every, by_itself=True)
+
+    def _cell(self, model: SweptModel, task: str, settings: Mapping[str, Any]) -> tuple[Cell, Cell | None]:
+        """Return a cell of a model on a task, at some rate and seed, and the cell that it starts from, if any."""
         source = model.space.start_from.get(task)
         own = (task,) if source is None else (source, task)
         starts = {} if source is None else {task: source}
@@ -151,26 +188,14 @@ class TunedSweep:
                 f"task {task} starts from the model's best {source} cell: fine-tune {whom} on {source} over the "
                 "space's learning rates and seeds first."
             )
-        settings = {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
         for axis in model.space.axes_of(task):
             if axis not in settings:
                 raise UserError(f"{axis}: the space's grid has several values of it; the config needs one.")
         for name in (name for name in settings if name in FIXED):
             raise UserError(f"{name}: it cannot be searched, because tasks are tokenised once; set it in the space.")
         protocol = parse(Protocol, overridden(like.protocol.model_dump(), settings), where="config")
-        cell = replace(like, weights=model.model.weights, protocol=protocol, learning_rate=rate, seed=seed, setting="")
-        rows = model.tasks[task].sizes["train"][0]
-        every = self.report_every or protocol.evaluate_every or math.ceil(rows / protocol.batch_size)
-        place = self.made.place
-        (cell,) = ResultsStore(place.store).as_filed([cell])
-        return SweepTrial(
-            (Training({cell_key(cell): cell}),),
-            place.store,
-            place.data_root,
-            source=planned.sources[cell.start.key] if cell.start else None,
-            every=every,
-            by_itself=True,
-        )
+        start = planned.sources[like.start.key] if like.start else None
+        return replace(like, weights=model.model.weights, protocol=protocol, setting=""), start
 
     def _model(self, name: str) -> SweptModel:
         by_name = {each.model.name: each for each in self.made.models}

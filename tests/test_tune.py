@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import runpy
 import signal
 from collections.abc import Iterator
@@ -13,25 +14,28 @@ from typing import Any
 import mlflow
 import pytest
 import ray
-import torch
 import yaml
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
+from ray.tune.schedulers import PopulationBasedTraining
+from ray.util.state import get_log, list_actors
 
 import mlmclm
 import sweep_cells
-from mlmclm.backends.optimizers.optimizer import Optimizer
 from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SweepTrial
+from mlmclm.sweeps.trial import SweepTrial, sweep_of
 from mlmclm.tune import Finetune, param_space
-from small_models import save_small_model, write_entities, write_sentiment
-from sweep_cells import Retrieves, make_cells
+from registered_members import Root
+from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
+from sweep_cells import FakeWorker, Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -179,13 +183,13 @@ def test_settings_of_a_grid_are_axes_and_any_other_setting_can_be_one(place: Pat
     found = param_space(grid, {"mine": str(place / "model")}, **where)
     assert found["epochs"] == {"grid_search": [1, 2]}
     assert (found["model"], found["task"]) == ("mine", "sst2")
-    trial = found["sweep"].trial(
+    trial = sweep_of(found).trial(
         {**found, "learning_rate": 1e-3, "seed": 0, "epochs": 2, "weight_decay": 0.5, "max_steps": None}
     )
     assert (trial.first.protocol.epochs, trial.first.protocol.weight_decay) == (2, 0.5)
     assert trial.every == 10, "an epoch of 80 examples"
     with pytest.raises(UserError, match="epochs: the space's grid has several values"):
-        found["sweep"].trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
+        sweep_of(found).trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
     with pytest.raises(UserError, match="have different grids"):
         grids = {**grid, "tasks": ["sst2", "conll2003"], "task_grids": {"sst2": {"epochs": [3, 4]}}}
         param_space(grids, [str(place / "model")], **where)
@@ -200,6 +204,32 @@ def test_a_task_starts_from_the_best_cell_of_another_once_that_is_known(place: P
     source, last = reports({**found, "task": "sst2"})[-1], reports({**found, "task": "conll2003"})[-1]
     filed = ResultsStore(tmp_path).find(last["key"])
     assert filed is not None and filed["start"] == {"cell": source["key"], "task": "sst2"}
+
+
+def test_tasks_that_share_a_training_are_one_trial_that_reports_both(place: Path, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    for split, count in (("train", 80), ("validation_matched", 20), ("validation_mismatched", 20)):
+        labels = [chance.randrange(3) for _ in range(count)]
+        texts = [f"{split} {number} {FILL[number % len(FILL)]}" for number in range(count)]
+        rows = {"premise": texts, "hypothesis": [GOOD[label] for label in labels], "label": labels}
+        write_table(tmp_path / "data" / "mnli", split, rows)
+    write_entities(tmp_path / "data", train=80, test=20)
+    space = {**SPACE, "tasks": ["conll2003", "mnli", "mnli_mm"], "learning_rates": [1e-2], "seeds": [1]}
+
+    def found(store: str, *tasks: str) -> dict[str, Any]:
+        given = space | {"tasks": list(tasks)}
+        return param_space(given, [str(place / "model")], store=tmp_path / store, data=tmp_path / "data")
+
+    all_three = found("a", "conll2003", "mnli", "mnli_mm")
+    assert all_three["task"] == {"grid_search": ["conll2003", "mnli+mnli_mm"]}
+    last, alone = reports({**all_three, "task": "mnli+mnli_mm"})[-1], reports(found("b", "mnli_mm"))[-1]
+    assert (last["task"], last["computed"]) == ("mnli+mnli_mm", True) and alone["task"] == "mnli_mm"
+    assert last["mnli_mm"]["test"] == alone["test"] and last["mnli_mm"]["key"] == alone["key"]
+    assert ResultsStore(tmp_path / "a").keys() == {last["key"], alone["key"]}
+    again = reports({**all_three, "task": "mnli+mnli_mm"})
+    assert len(again) == 1 and not again[0]["computed"] and not again[0]["mnli_mm"]["computed"]
+    with pytest.raises(UserError, match="share no training"):
+        sweep_of(all_three).trial({**all_three, "task": "mnli+conll2003"})
 
 
 def run_config(folder: Path, **options: Any) -> tune.RunConfig:
@@ -250,17 +280,36 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
 
 
 @pytest.mark.slow
+def test_a_restored_tuner_refuses_another_search_space(cluster: None, place: Path, tmp_path: Path) -> None:
+    space = axes(place, tmp_path / "store") | {"learning_rate": 1e-2, "seed": 0}
+    assert not tune.Tuner(Finetune, param_space=space, run_config=run_config(tmp_path / "ray")).fit().errors
+    where: dict[str, Any] = {"store": tmp_path / "store", "data": place / "data", "report_every": 6}
+    other = param_space(SPACE | {"seeds": [0, 1, 2]}, [str(place / "model")], **where)
+    with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
+        tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=other)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_changes_settings_is_refused_with_the_reason(
+    cluster: None, place: Path, tmp_path: Path
+) -> None:
+    changes = PopulationBasedTraining(
+        time_attr="training_iteration", perturbation_interval=1, hyperparam_mutations={"learning_rate": [1e-3, 1e-2]}
+    )
+    results = tune.Tuner(
+        Finetune,
+        param_space=axes(place, tmp_path / "store"),
+        tune_config=tune.TuneConfig(metric="score", mode="max", scheduler=changes),
+        run_config=run_config(tmp_path / "ray"),
+    ).fit()
+    assert results.errors and all("use a scheduler that changes none" in str(each) for each in results.errors)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster", "registers")
 def test_what_is_registered_here_computes_in_the_trials(place: Path, tmp_path: Path) -> None:
-    class Descent(Optimizer):
-        name = "descent"
-
-        @classmethod
-        def build(cls, groups: Any, settings: Any) -> Any:
-            return torch.optim.SGD(groups, lr=0.0)
-
-    mlmclm.register("optimizer", None, Descent)
-    space = SPACE | {"learning_rates": [1e-2], "seeds": [0], "protocol": SPACE["protocol"] | {"optimizer": "descent"}}
+    mlmclm.register("schedule", None, Root)
+    space = SPACE | {"learning_rates": [1e-2], "seeds": [0], "protocol": SPACE["protocol"] | {"decay": "root"}}
     found = param_space(space, [str(place / "model")], store=tmp_path, data=place / "data")
     results = tune.Tuner(
         Finetune, param_space=found, run_config=tune.RunConfig(storage_path=str(tmp_path / "tuned"), verbose=0)
@@ -334,3 +383,25 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
     assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")
+
+
+@pytest.mark.slow
+def test_the_dashboard_names_trials_of_a_tuner_and_in_logs_those_of_a_sweep(tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    cells = make_cells(3)
+    cell = cells[0]
+    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "own", by_itself=True, resources={"CPU": 1.0})
+    try:
+        with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
+            named = tune.TuneConfig(trial_name_creator=lambda trial: f"{trial.config['model']}/{trial.config['task']}")
+            tune.Tuner(FakeWorker, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
+            run_sweep(cells, SweepOptions(store=tmp_path / "store", worker=FakeWorker, progress=False)).check()
+            found = [
+                each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "FakeWorker"
+            ]
+            by_name = {each.repr_name: each.actor_id for each in found}
+            assert by_name.keys() == {"a/sst2", "FakeWorker"}
+            log = "".join(get_log(address=session.address, actor_id=by_name["FakeWorker"]))
+            assert all(f"a/sst2/lr1e-3/s{seed}: begun" in log for seed in range(3)), log
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)

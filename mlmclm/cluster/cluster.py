@@ -68,7 +68,9 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
     def look() -> None:
         nonlocal since, said, text
         with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
-            found, now = waiting_line(_groups(), view(), _starting(), all_of_them=all_of_them), time.monotonic()
+            groups, now, found = _groups(), time.monotonic(), None
+            if (all if all_of_them else any)(group.waiting for group in groups):
+                found = waiting_line(groups, view(), _starting(), all_of_them=all_of_them)
             since = math.inf if found is None else min(since, now)
             # A changed message is printed soon; the same one is repeated only now and then.
             news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES

@@ -133,12 +133,20 @@ def _points(protocol: Protocol, axes: Mapping[str, tuple[Any, ...]], where: str)
     points = {}
     for values in itertools.product(*axes.values()):
         point = parse(Protocol, {**protocol.model_dump(), **dict(zip(axes, values, strict=True))}, where=where)
-        points[", ".join(f"{axis.replace('_', ' ')} {_text(getattr(point, axis))}" for axis in axes)] = point
+        points[", ".join(_named(point, axis) for axis in axes)] = point
     return points
 
 
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+def searched(protocol: Protocol, setting: str) -> dict[str, Any]:
+    """Return the axes of a grid with their values at the point of this name, as `settings_for` gives it."""
+    axes = AXES if setting else []
+    return {axis: getattr(protocol, axis) for axis in axes if f", {_named(protocol, axis)}, " in f", {setting}, "}
+
+
+def _named(protocol: Protocol, axis: str) -> str:
+    value = getattr(protocol, axis)
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    return f"{axis.replace('_', ' ')} {text}"
 
 
 class ProtocolFile(TaskProtocols):

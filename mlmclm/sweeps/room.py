@@ -17,7 +17,8 @@ from mlmclm.cluster.placement import Cluster, JobPlaces, Resources, amounts, des
 from mlmclm.errors import EnvironmentFault
 from mlmclm.progress import repeated, say
 
-SECONDS_BETWEEN_LOOKS = 2.0
+SECONDS_BETWEEN_LOOKS = 5.0
+"""Each look at the placement groups of all trials costs the driver about a tenth of a millisecond a trial."""
 SECONDS_OF_WAITING = 60.0
 """How long another job must wait for a place until a sweep ends workers for it."""
 
@@ -41,33 +42,20 @@ def shared_with(jobs: Mapping[str, JobPlaces], me: str, bundle: Resources) -> fl
     return math.inf
 
 
-class Room:
-    """Room without limits."""
-
-    most: float = math.inf
-    """The most workers that the sweep may have now."""
-
-    def look(self, wanted: int, busy: int) -> str:
-        """Look at the cluster; return what the sweep waits for or shares, in words, or an empty string.
-
-        Args:
-            wanted: number of workers that would have something to do.
-            busy: number of workers that compute.
-        """
-        return ""
-
-
-class ClusterRoom(Room):
+class ClusterRoom:
     """The room that a sweep has on a cluster beside other work.
 
     Args:
         bundle: the resources of a worker.
         view: looks at the cluster.
         timeout: seconds for which the cluster may have no node for a worker, while none computes.
+
+    Attributes:
+        most: the most workers that the sweep may have now.
     """
 
     def __init__(self, bundle: Resources, view: Callable[[], Cluster], timeout: float = math.inf) -> None:
-        self._bundle, self._view, self._timeout = bundle, view, timeout
+        self._bundle, self._view, self._timeout, self.most = bundle, view, timeout, math.inf
         self._since: float | None = None
         """Since when another job waits for a place that it should have, or this sweep last gave some to it."""
         self._homeless: float | None = None
@@ -96,7 +84,11 @@ class ClusterRoom(Room):
             self._since, self.most = now, most
 
     def look(self, wanted: int, busy: int) -> str:
-        """Look at the cluster; see `Room.look`.
+        """Look at the cluster; return what the sweep waits for or shares, in words, or an empty string.
+
+        Args:
+            wanted: number of workers that would have something to do.
+            busy: number of workers that compute.
 
         Raises:
             EnvironmentFault: there has been no node for a worker for longer than the timeout.

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,10 @@ from mlmclm.sweeps.trial import SWEEP
 if TYPE_CHECKING:
     from ray.tune import ResultGrid
 
+    from mlmclm.sweeps.sweep_trials import Results
+
+SECONDS_UNTIL_VISIBLE = 120.0
+"""How long a result that a trial has filed may stay invisible here: NFS caches names for up to a minute."""
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C may end the driver at once, since there is no state to save
@@ -96,17 +100,16 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         shown = SweepProgress(
             missing.values(), table=table, reused=reused, visible=options.progress, notice=lambda: available.notice
         )
-        available.on_change = shown.tick
+        available.on_change = shown.update
         with options.session():
 
-            def on_done(keys: Collection[str]) -> dict[str, str]:
-                filed = results_store.find_all(keys, listed=True)
-                for key, result in filed.items():
+            def on_filed(results: Results) -> None:
+                for key, result in results.items():
                     found[key] = result
                     announce(key, shown.result)
-                return {key: str(result["status"]) for key, result in filed.items()}
 
-            errors, computed, grids = _run_trials(missing, options, results_store, shown, on_done)
+            errors, computed, grids = _run_trials(missing, options, results_store, shown, on_filed)
+            await_visible([cell for key, cell in missing.items() if key in found], results_store)
     return SweepOutcome(
         results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
         computed=computed,
@@ -122,7 +125,7 @@ def _run_trials(
     options: SweepOptions,
     results_store: ResultsStore,
     progress: SweepProgress,
-    on_done: Callable[[Collection[str]], Mapping[str, str]],
+    on_filed: Callable[[Results], None],
 ) -> tuple[dict[str, Exception], int, list[ResultGrid]]:
     """Run the missing cells as a Tune experiment, and again those that other processes leased but left undone.
 
@@ -140,7 +143,7 @@ def _run_trials(
     from mlmclm.sweeps.sweep_trials import SweepTrials, trials_to_ask_for
     from mlmclm.sweeps.trainable import Finetune
     from mlmclm.sweeps.trial import SweepTrial
-    from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler, SweepStopper
+    from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
@@ -167,16 +170,18 @@ def _run_trials(
         _level("ray.tune", logging.CRITICAL),
         _level("ray.train", logging.CRITICAL),
     ):
+        like = SweepTrial(
+            (), options.store, options.data_root, resources=resources, seen=storage, registered=shipment()
+        )
         while left:
             check_node()  # compiling may have taken long
             trials = SweepTrials(
                 left,
                 progress,
-                on_done,
+                on_filed,
+                partial(results_store.find_all, listed=True),
                 options,
-                like=SweepTrial((), options.store, options.data_root, resources=resources, seen=storage),
-                # An object store is asked for many results in the time of one.
-                at_once=results_store.unfiled is None,
+                like=like,
                 # Several cells on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 places=places_now(view(), resources),
@@ -186,17 +191,15 @@ def _run_trials(
                 lost=lambda: results_store.availability.lost,
                 on_failure=partial(record, results_store.folder),
             )
-            trainable = tune.with_parameters(options.worker or Finetune, registered=shipment())
-            # The Ray dashboard lists actors by this name, which Tune leaves as "with_parameters.<locals>._Inner".
-            trainable.__qualname__ = Finetune.__qualname__
+            scheduler = SweepScheduler(trials)
             # `SweepTrials` says how many trials wait for a place.
             with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(len(left))}):
                 tuner = tune.Tuner(
-                    trainable,
+                    options.worker or Finetune,
                     tune_config=tune.TuneConfig(
                         num_samples=-1,  # without limit; the search ends it
                         search_alg=CellSearch(trials),
-                        scheduler=SweepScheduler(trials),
+                        scheduler=scheduler,
                         reuse_actors=True,
                         trial_name_creator=lambda trial: trial.config[SWEEP].name,
                         trial_dirname_creator=lambda trial: trial.trial_id,
@@ -209,14 +212,11 @@ def _run_trials(
                         # Tune would save each trial when it ends; the store has its result.
                         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                         callbacks=[SweepCallback(trials)],
-                        stop=SweepStopper(trials),
+                        stop=scheduler,
                         verbose=0,
                     ),
                 )
                 grids.append(tuner.fit())
-            while trials.late and trials.broken is None:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                trials.tick()
             if trials.broken is not None:  # raised here, because Tune would wrap an error of its callback
                 raise trials.broken
             errors |= trials.errors
@@ -226,15 +226,31 @@ def _run_trials(
             unstarted = trials.waiting  # cells that came back when the last trials had ended
             if unstarted.keys() == left.keys() and not trials.hands_over:
                 raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
-            left = unstarted | _left_by_others(trials.taken, results_store, progress, on_done)
+            left = unstarted | _left_by_others(trials.taken, results_store, progress, on_filed)
     return errors, computed, grids
+
+
+def await_visible(cells: Sequence[Cell], results_store: ResultsStore) -> None:
+    """Wait until the results of cells, which workers have filed, can be seen here too.
+
+    Raises:
+        EnvironmentFault: one can still not be seen after `SECONDS_UNTIL_VISIBLE`.
+    """
+    deadline = time.monotonic() + SECONDS_UNTIL_VISIBLE
+    while unseen := results_store.missing(cells):
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"{cell_name(unseen[0])}: a worker filed this result {SECONDS_UNTIL_VISIBLE:.0f} s ago, but it isn't visible here "
+                f"(key {cell_key(unseen[0])}). Is the store shared by all nodes?"
+            )
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _left_by_others(
     taken: Mapping[str, Cell],
     results_store: ResultsStore,
     progress: SweepProgress,
-    on_done: Callable[[Collection[str]], Mapping[str, str]],
+    on_filed: Callable[[Results], None],
 ) -> dict[str, Cell]:
     """Wait for cells that other processes are computing, and announce their results.
 
@@ -246,7 +262,8 @@ def _left_by_others(
         for key, cell in list(waiting.items()):
             # Checked before looking for the result: a result is filed before its lease ends, so none can be missed.
             other = results_store.leases.holder(results_store.lease(key))
-            if results_store.path(key).exists() and on_done([key]):
+            if results_store.path(key).exists() and (filed := results_store.find_all([key], listed=True)):
+                on_filed(filed)
                 del waiting[key]
                 progress.started(cell, "another process")
                 progress.finished(cell, "reused")

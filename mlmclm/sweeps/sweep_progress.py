@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -11,6 +12,9 @@ from mlmclm.cluster.live_metrics import counter, gauge, histogram
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import Bar, console, say
 from mlmclm.sweeps.table import SweepTable
+
+SECONDS_BETWEEN_UPDATES = 0.5
+"""Interval in which the bar and the exported counts follow: a driver of many workers has thousands of events a second."""
 
 
 class SweepProgress:
@@ -45,6 +49,7 @@ class SweepProgress:
         self.waiting = ""
         """Hindrance of some trials at present, although nothing hinders the whole sweep; empty for none."""
         self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
+        self._updated = -SECONDS_BETWEEN_UPDATES
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -52,20 +57,19 @@ class SweepProgress:
         with self._bar or nullcontext():
             if self._bar is not None:
                 self._bar.start_at(self._reused)
-            for task in self._remaining:
-                self._export(task)
+            self.update()
             try:
                 yield
             finally:
+                self.update()
                 if self._bar is not None:
                     # After a fault some cells were never tried, and the bar must not end as if all were done.
                     self._bar.complete = self._done >= (self._bar.total or 0)
 
-    def started(self, cell: Cell, worker: str) -> None:
-        """Note that a cell has been given to the worker with this name."""
+    def started(self, cell: Cell, worker: str = "") -> None:
+        """Note that a cell is being computed; `worker` says where, if that is known."""
         self._running[cell.task] += 1
         self._table.started(cell, worker)
-        self._export(cell.task)
 
     def retried(self, cell: Cell, message: str) -> None:
         """Note that a running cell crashed and will run again."""
@@ -77,7 +81,6 @@ class SweepProgress:
         """Note that a started cell no longer runs here and has no result yet."""
         self._running[cell.task] -= 1
         self._table.stopped(cell)
-        self._export(cell.task)
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Add a result under one of its names; in a log, print a line if it is the last one of its model and task."""
@@ -95,13 +98,21 @@ class SweepProgress:
         counter("mlmclm_cells_total").inc(tags={"status": status, "task": task})
         if seconds is not None:
             histogram("mlmclm_cell_seconds").observe(seconds, tags={"task": task})
-        self._export(task)
         self.tick()
 
     def tick(self) -> None:
-        """Update the bar."""
+        """Update the bar and the exported counts from time to time."""
+        if time.monotonic() >= self._updated + SECONDS_BETWEEN_UPDATES:
+            self.update()
+
+    def update(self) -> None:
+        """Update the bar and the exported counts now."""
+        self._updated = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._done, note=self._note(self._bar.rate()))
+        for task in self._remaining:
+            gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})
+            gauge("mlmclm_cells_running").set(self._running[task], tags={"task": task})
 
     def note(self, message: str) -> None:
         """Show a message beside the bar."""
@@ -123,7 +134,3 @@ class SweepProgress:
         begun = self._ended.total() or self._running.total()
         running = self._table.running() if begun or notice else "workers are starting"
         return ", ".join(notice + speed + ended + ([] if console.is_terminal else [running]))
-
-    def _export(self, task: str) -> None:
-        gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})
-        gauge("mlmclm_cells_running").set(self._running[task], tags={"task": task})

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
-
 from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
 from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
@@ -22,12 +20,11 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.sweeps.cell_failures import Failure, describe, failure_of
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.room import Room
+from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import (
-    BEGUN,
     COMPUTED,
     ENVIRONMENT_FAULT,
     STORAGE_FAULT,
@@ -35,16 +32,15 @@ from mlmclm.sweeps.trial import (
     USER_ERROR,
     WAITING,
     SweepTrial,
-    differs_in_seed,
     seeds_together,
 )
 
+Results = Mapping[str, dict[str, Any]]
+"""Results by key."""
 WAITING_TRIALS = 8
 """Trials that wait for a place beyond those that are known to fit, for nodes that join later."""
 MOST_FAILED_STARTS = 10
 """Actors that fail to start before the sweep gives up, unless a cell ends in between."""
-SECONDS_UNTIL_VISIBLE = 120.0
-"""How long a result that a trial has filed may stay invisible here: NFS caches names for up to a minute."""
 TIMES_THE_LONGEST, SECONDS_UNTIL_HUNG = 10.0, 600.0
 """A cell hangs if it takes this many times as long as the longest one of its task so far, and at least so long."""
 
@@ -84,9 +80,6 @@ class _Asked:
     since: float | None = None
     lost: float = 0.0
     ahead: bool = True
-    actor: Any = None
-    where: str = ""
-    node: str = ""
     ended: Failure | None = None
     notice: str = ""
 
@@ -96,15 +89,14 @@ class SweepTrials:
 
     Args:
         cells: the cells to compute, by key.
-        on_done: called with the keys of cells whose results are filed; returns the statuses of those that are visible here,
-            by key.
-        at_once: whether to look for a result as soon as it is filed; otherwise once a second, for all of that second.
+        on_filed: called with results that are filed now, by key.
+        find: returns those of these keys that have a result, with it.
         options: of them, `retries`, `time_limit` and `max_concurrent`.
         like: what all trials have in common; their trainings are set here.
+        room: says how many trials the cluster has room for, beside other work.
         shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
         places: how many trials run at once, as far as is known.
         to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
-        room: says how many trials the cluster has room for, beside other work.
         failures: failures of each training so far, by the keys of its cells, as they will stand in its results; those that come
             are added.
         lost: returns the seconds for which storage has not answered so far.
@@ -116,15 +108,15 @@ class SweepTrials:
         self,
         cells: Mapping[str, Cell],
         progress: SweepProgress,
-        on_done: Callable[[Collection[str]], Mapping[str, str]],
+        on_filed: Callable[[Results], None],
+        find: Callable[[Collection[str]], Results],
         options: SweepOptions,
         *,
         like: SweepTrial,
-        at_once: bool = True,
+        room: ClusterRoom,
         shares_memory: bool = True,
         places: int = 1,
         to_ask: float = math.inf,
-        room: Room | None = None,
         failures: defaultdict[tuple[str, ...], list[dict[str, str]]] | None = None,
         lost: Callable[[], float] = lambda: 0.0,
         on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
@@ -132,10 +124,10 @@ class SweepTrials:
         self._cells, self._like = cells, like
         self._waiting = deque(in_order(trainings_of(cells)))
         self._asked: dict[str, _Asked] = {}
-        self._progress, self._on_done, self._at_once = progress, on_done, at_once
+        self._progress, self._on_filed, self._find = progress, on_filed, find
         self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
         self._most = min(len(cells), options.max_concurrent or len(cells))
-        self._places, self._to_ask, self._room = places, to_ask, room or Room()
+        self._places, self._to_ask, self._room = places, to_ask, room
         self._lost, self._on_failure = lost, on_failure
         self._failures = defaultdict(list) if failures is None else failures
         self._seconds: dict[tuple[str, str], float] = {}
@@ -148,8 +140,8 @@ class SweepTrials:
         """The most trials that may compute at once, since one ran out of memory; None for no limit."""
         self._failed_starts = 0
         self._looked = time.monotonic()
-        self.late: dict[str, tuple[float, float | None]] = {}
-        """Key -> time by which its result must be visible here, and how long it took if it was computed here."""
+        self.to_end: list[str] = []
+        """Ids of the trials that hang or are over the time limit."""
         self.computed = 0
         self.errors: dict[str, Exception] = {}
         """Errors of failed cells, by key."""
@@ -198,33 +190,30 @@ class SweepTrials:
         trainings = [self._waiting.popleft() if ahead else self._waiting.pop()]
         failures = self._failures[trainings[0].keys]
         if ahead and not failures and len(trainings[0].cells) == 1:
-            kind, first = differs_in_seed(trainings[0]), trainings[0].first
-            alike = [first]
-            for each in self._waiting:
-                if len(alike) >= 1000 or differs_in_seed(each) != kind or self._failures[each.keys]:
-                    break
-                alike.append(each.first)
+            first = trainings[0].first
             seconds = self._seconds.get((first.weights, first.task))
-            number = seeds_together(seconds, len(alike), 1 + len(self._waiting), self._places)
-            trainings += [self._waiting.popleft() for _ in range(number - 1)]
+            number = seeds_together(seconds, 1 + len(self._waiting), max(self._places, self._most_held))
+            while len(trainings) < number and self._is_like(trainings[0]):
+                trainings.append(self._waiting.popleft())
         self._asked[trial_id] = _Asked(list(trainings), ahead=ahead)
         return replace(self._like, trainings=tuple(trainings), failures=tuple(failures))
 
-    def _begun(self, asked: _Asked) -> None:
+    def _is_like(self, training: Training) -> bool:
+        """Return whether the next training differs in its seed alone and has not failed."""
+        following = self._waiting[0]
+        return following.all_but_seed == training.all_but_seed and not self._failures.get(following.keys)
+
+    def begun(self, trial_id: str) -> None:
         """Note that a trial begins the first of its trainings that are left."""
+        asked = self._asked[trial_id]
         asked.since, asked.lost = time.monotonic(), self._lost()
         self._most_held = max(self._most_held, len(self._busy))
         for cell in asked.trainings[0].cells.values():
-            self._progress.started(cell, worker=asked.where)
+            self._progress.started(cell)
 
     def reported(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Handle a trial's report: that it has begun, or the outcome of its first training."""
+        """Handle a trial's report: that it waits, or the outcome of its first training."""
         asked = self._asked[trial_id]
-        if result["outcome"] == BEGUN:
-            asked.actor, asked.node = result["actor"], result["hostname"]
-            asked.where = f"process {result['pid']} on {asked.node}"
-            self._begun(asked)
-            return
         asked.notice = result["notice"] if result["outcome"] == WAITING else ""
         if asked.notice:
             asked.since, asked.lost = time.monotonic(), self._lost()
@@ -232,13 +221,13 @@ class SweepTrials:
         training = asked.trainings.pop(0)
         self.fault = self.fault or result["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
         if asked.trainings and not result.get("done"):
-            self._begun(asked)
+            self.begun(trial_id)
         else:
             asked.since = None
         self.keeping_errors(lambda: self._report(training, result))
 
-    def ended(self, trial_id: str, error: Exception | None = None) -> None:
-        """Handle the end of a trial, and put back the trainings on which it has not reported."""
+    def ended(self, trial_id: str, error: Exception | None = None, node: str = "") -> None:
+        """Handle the end of a trial, by an error on this node if any, and put back the trainings on which it has not reported."""
         asked = self._asked.pop(trial_id, None)
         if asked is None or not asked.trainings:
             return
@@ -258,13 +247,15 @@ class SweepTrials:
                 for cell in training.cells.values():
                     self._progress.given_back(cell)
             return
-        self._crashed(training, error, asked)
+        self._crashed(training, error, asked, node)
 
-    def _crashed(self, training: Training, error: Exception, asked: _Asked) -> None:
+    def _crashed(self, training: Training, error: Exception, asked: _Asked, node: str) -> None:
         failure = asked.ended or failure_of(error)
         if failure is Failure.TIME_LIMIT:
             limit = (self._time_limit or 0.0) * len(training.cells)
             error = EnvironmentFault(f"over the time limit of {limit:g} s (the space's time_limit)")
+        elif failure is Failure.HUNG:
+            error = EnvironmentFault(f"no result after {TIMES_THE_LONGEST:g} times the longest cell of the task")
         failures = self._failures[training.keys]
         again = any(each["failure"] == Failure.OUT_OF_MEMORY for each in failures)
         # At most once per training: one that is too large by itself must not slow down all others.
@@ -274,10 +265,10 @@ class SweepTrials:
         failures.append({"failure": str(failure), "error": describe(error)})
         times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
         if times > bound:
-            self._failed(training, error, failure, asked.node)
+            self._failed(training, error, failure, node)
             return
         for key in training.keys:
-            self._on_failure(key, describe(error), failure, asked.node)
+            self._on_failure(key, describe(error), failure, node)
         self._waiting.appendleft(training)
         message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
         self._progress.retried(training.first, message)
@@ -285,53 +276,40 @@ class SweepTrials:
             self._progress.given_back(cell)
 
     def tick(self) -> None:
-        """Update the progress and, every second, look for late results and for trials that must be ended."""
+        """Update the progress and, every second, look for trials that must be ended."""
         self._progress.tick()
         if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
-            for look in (check_node, self.look_again, self._look_at_trials):
+            for look in (check_node, self._look_at_trials):
                 self.keeping_errors(look)
-
-    def look_again(self) -> None:
-        """Look for results that were not visible here when they had been filed.
-
-        Raises:
-            EnvironmentFault: one is still not visible after `SECONDS_UNTIL_VISIBLE`.
-        """
-        statuses = self._on_done(list(self.late))
-        for key, (deadline, seconds) in list(self.late.items()):
-            if key in statuses:
-                del self.late[key]
-                self._progress.finished(self._cells[key], statuses[key] if seconds is not None else "reused", seconds)
-            elif time.monotonic() > deadline:
-                raise EnvironmentFault(
-                    f"{cell_name(self._cells[key])}: a worker filed this result {SECONDS_UNTIL_VISIBLE:.0f} s ago, but it "
-                    f"isn't visible here (key {key}). Is the store shared by all nodes?"
-                )
 
     def _look_at_trials(self) -> None:
         """End trials that hang or are over the time limit, and the sweep if it has had no node for too long."""
         now, lost = time.monotonic(), self._lost()
-        for asked in self._busy:
+        for name, asked in self._asked.items():
+            if asked.since is None:
+                continue
             training = asked.trainings[0]
-            spent = now - (asked.since or now) - (lost - asked.lost)
+            spent = now - asked.since - (lost - asked.lost)
             if self._time_limit is not None and spent > self._time_limit * len(training.cells):
-                self._end(asked, Failure.TIME_LIMIT)
+                self._end(name, Failure.TIME_LIMIT)
             longest = self._longest.get(training.first.task, math.inf)
             if spent > max(SECONDS_UNTIL_HUNG, TIMES_THE_LONGEST * longest * len(training.cells)):
-                self._end(asked, Failure.HUNG)
+                self._end(name, Failure.HUNG)
         busy = len(self._busy)
         self.hands_over = self.hands_over or self._most_held > self._room.most
         notices = [each.notice for each in self._busy if each.notice]
         self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
         self._progress.situation = self._room.look(int(min(self._most, len(self._waiting) + len(self._asked))), busy)
 
-    @staticmethod
-    def _end(asked: _Asked, reason: Failure) -> None:
-        """Kill a trial's actor, once that has said which it is."""
-        if asked.ended is None and asked.actor is not None:
-            asked.ended = reason
-            ray.kill(asked.actor)
+    def _end(self, trial_id: str, reason: Failure) -> None:
+        if self._asked[trial_id].ended is None:
+            self._asked[trial_id].ended = reason
+            self.to_end.append(trial_id)
+
+    def reason_to_end(self, trial_id: str) -> str | None:
+        """Return why the sweep has ended a trial; None if it has not."""
+        return asked.ended if (asked := self._asked.get(trial_id)) is not None else None
 
     def _report(self, training: Training, result: Mapping[str, Any]) -> None:
         self._failed_starts = 0
@@ -347,19 +325,20 @@ class SweepTrials:
         if result["backend"]:
             say_once(f"fine-tuning computes with the backend {result['backend']}")
         each = result["seconds"] / len(training.cells)
-        for (key, cell), outcome in zip(training.cells.items(), result["outcomes"], strict=True):
+        for (key, cell), outcome, found in zip(
+            training.cells.items(), result["outcomes"], result["results"], strict=True
+        ):
             if outcome == TAKEN:
                 self.taken[key] = cell
                 self._progress.given_back(cell)
                 continue
+            self._on_filed({key: found})
             computed = outcome == COMPUTED
             self.computed += computed
             if computed:
                 self._seconds[cell.weights, cell.task] = each
                 self._longest[cell.task] = max(each, self._longest.get(cell.task, 0.0))
-            self.late[key] = (time.monotonic() + SECONDS_UNTIL_VISIBLE, each if computed else None)
-        if self._at_once:
-            self.look_again()
+            self._progress.finished(cell, found["status"] if computed else "reused", each if computed else None)
 
     def keeping_errors(self, act: Callable[[], None]) -> None:
         """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
@@ -372,9 +351,11 @@ class SweepTrials:
     def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
         """Note that the cells of a training without a result failed; several are first tried one by one."""
         left = dict(training.cells)
-        for key, status in self._on_done(training.keys).items():
-            self.computed += 1
-            self._progress.finished(left.pop(key), status)
+        filed = self._find(training.keys)
+        self._on_filed(filed)
+        self.computed += len(filed)
+        for key, found in filed.items():
+            self._progress.finished(left.pop(key), found["status"])
         if len(training.cells) > 1 and not self.fault:
             self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
             for key, cell in left.items():

@@ -69,8 +69,8 @@ class SweepTable:
         self._running: dict[str, tuple[float, str]] = {}
         """Name of a running cell -> its start and its worker."""
 
-    def started(self, cell: AnyCell, worker: str, *, seconds: float = 0.0) -> None:
-        """Note that a worker of this name has taken the cell, so many seconds ago."""
+    def started(self, cell: AnyCell, worker: str = "", *, seconds: float = 0.0) -> None:
+        """Note that a worker, of this name if it is known, has taken the cell, so many seconds ago."""
         self._pairs[cell.model, cell.task].running += 1
         self._running[cell_name(cell)] = time.monotonic() - seconds, worker
 
@@ -114,7 +114,8 @@ class SweepTable:
         now = time.monotonic()
         longest = sorted(self._running.items(), key=lambda item: item[1])
         for name, (began, worker) in longest[:RUNNING_SHOWN]:
-            yield Text(f"{worker}: {name}, {now - began:.0f} s", style="dim", no_wrap=True)
+            where = f"{worker}: " if worker else ""
+            yield Text(f"{where}{name}, {now - began:.0f} s", style="dim", no_wrap=True)
         if len(longest) > RUNNING_SHOWN:
             yield Text(f"and {len(longest) - RUNNING_SHOWN} more busy workers", style="dim")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import ray
 import torch
 from ray import tune
 
@@ -27,16 +26,15 @@ from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageF
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import prepare
-from mlmclm.registry import Shipment
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import seed_value
 from mlmclm.storage.addresses import address_of
 from mlmclm.storage.retrying import NoAnswer
-from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.cells import cell_name, named
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import (
-    BEGUN,
     COMPUTED,
     ENVIRONMENT_FAULT,
     REUSED,
@@ -46,6 +44,7 @@ from mlmclm.sweeps.trial import (
     USER_ERROR,
     WAITING,
     SweepTrial,
+    sweep_of,
 )
 
 SECONDS_BETWEEN_SIGNS = 5.0
@@ -59,8 +58,9 @@ class Finetune(tune.Trainable):
 
     Reports have `score` (the task's main metric on validation, by which to choose), all scores as `validation/NAME`,
     and `step`, of training. The last one has scores as `test/NAME` too, the cell's `key` and `status`, and says whether
-    it was `computed` or found in the store. A diverged cell's score is NaN. Names are such that MLflow, TensorBoard and
-    W&B take them: `ndcg_at_10` for `ndcg@10`.
+    it was `computed` or found in the store. Of cells that share a training, the first has these entries, the others have them
+    below their task's name: `mnli_mm/score`. A diverged cell's score is NaN. Names are such that MLflow, TensorBoard and W&B
+    take them: `ndcg_at_10` for `ndcg@10`.
 
     A trial that a scheduler stops early leaves no result. One that is paused, or restored, is trained again up to where
     it was. A cell has one learning rate from beginning to end, so a scheduler that changes it (PBT) is an error.
@@ -71,14 +71,10 @@ class Finetune(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return the space's `cpus_per_cell` and `gpus_per_cell`; `tune.with_resources` sets others."""
-        return tune.PlacementGroupFactory([dict(config[SWEEP].bundle())])
+        return tune.PlacementGroupFactory([dict(sweep_of(config).bundle())])
 
-    def setup(self, config: dict[str, Any], *, registered: Shipment | None = None) -> None:
-        """Begin nothing yet, so that errors are those of the first step.
-
-        Args:
-            registered: what the driver of a sweep has registered; it is here too once this has arrived.
-        """
+    def setup(self, config: dict[str, Any]) -> None:
+        """Begin nothing yet, so that errors are those of the first step."""
         self.load()
         self._cache: dict[Any, Any] = {}
         self._weights = ""
@@ -127,7 +123,7 @@ class Finetune(tune.Trainable):
 
     def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
         """Yield the reports of the trial, without the first ones; but its last one in any case."""
-        trial = self.config[SWEEP].trial(self.config)
+        trial: SweepTrial = sweep_of(self.config).trial(self.config)
         self._store, self._data_root = trial.store, trial.data_root
         self._results_store = ResultsStore(trial.store)
         resources = self.trial_resources
@@ -141,14 +137,13 @@ class Finetune(tune.Trainable):
         yield from (self._by_itself(trial, skipped) if trial.by_itself else self._of_a_sweep(trial))
 
     def _of_a_sweep(self, trial: SweepTrial) -> Iterator[dict[str, Any]]:
-        """Yield a report on the beginning of a sweep's trial, and then one on each training."""
-        # The first report says where the trial is, and lets the driver end one that hangs.
-        yield {"outcome": BEGUN, "actor": ray.get_runtime_context().current_actor if ray.is_initialized() else None}
+        """Yield a report on each training of a sweep's trial."""
         for number, training in enumerate(trial.trainings, 1):
+            print(f"{training.name}: begun", flush=True)
             report = yield from self._outcome(trial, training, () if number > 1 else trial.failures)
             gone = report["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
             print(f"{training.name}: {report['outcome']}", flush=True)
-            yield {**report, "done": gone or number == len(trial.trainings)}
+            yield {**report, "training_iteration": number, "done": gone or number == len(trial.trainings)}
 
     def _outcome(
         self, trial: SweepTrial, training: Training, failures: Sequence[Mapping[str, str]]
@@ -161,11 +156,13 @@ class Finetune(tune.Trainable):
         began = time.perf_counter()
         try:
             self._get_ready(training, trial.seen)
-            outcomes = list((yield from self._run(training, failures)).values())
+            outcomes, results = yield from self._run(training, failures)
             precision = training.first.protocol.precision
-            backend = backend_of(self._device).described(precision) if COMPUTED in outcomes else ""
+            backend = backend_of(self._device).described(precision) if COMPUTED in outcomes.values() else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
-            report: dict[str, Any] = {"outcome": COMPUTED, "outcomes": outcomes, "backend": backend}
+            report: dict[str, Any] = {"outcome": COMPUTED, "outcomes": list(outcomes.values()), "backend": backend}
+            report |= _on_results(training, results, [key for key in outcomes if outcomes[key] == COMPUTED])
+            report["results"] = [results.get(key) for key in outcomes]
         except (StorageFault, MissingBucket) as error:
             report = {"outcome": STORAGE_FAULT, "message": str(error), "exit_code": error.exit_code}
         except MlmclmError as error:
@@ -195,8 +192,8 @@ class Finetune(tune.Trainable):
 
     def _run(
         self, training: Training, failures: Sequence[Mapping[str, str]] = ()
-    ) -> Generator[dict[str, Any], None, dict[str, str]]:
-        """Compute and file the cells of a training; return the outcome of each by its key.
+    ) -> Generator[dict[str, Any], None, tuple[dict[str, str], dict[str, dict[str, Any]]]]:
+        """Compute and file the cells of a training; return the outcomes of all, and the results, each by key.
 
         Args:
             failures: earlier failures in this sweep, which are noted in the results.
@@ -205,13 +202,13 @@ class Finetune(tune.Trainable):
             Reports that it waits for storage.
         """
         results_store = self._results_store
-        outcomes = dict.fromkeys(training.cells, REUSED)
+        outcomes, results = dict.fromkeys(training.cells, REUSED), dict[str, dict[str, Any]]()
 
         def lease(leases: ExitStack, key: str) -> str | None:
             return leases.enter_context(results_store.leases.attempt([results_store.lease(key)]))
 
-        def there(key: str) -> bool:
-            return results_store.find(key) is not None or results_store.file_unfiled([key]) > 0
+        def there(key: str) -> dict[str, Any] | None:
+            return results_store.find(key) or (results_store.find(key) if results_store.file_unfiled([key]) else None)
 
         with ExitStack() as leases:
             missing = []
@@ -224,19 +221,20 @@ class Finetune(tune.Trainable):
                     )
                 if (yield from self._answered(partial(lease, leases, key))) is not None:
                     outcomes[key] = TAKEN
-                elif not (yield from self._answered(partial(there, key))):
+                elif (found := (yield from self._answered(partial(there, key)))) is not None:
+                    results[key] = found
+                else:
                     missing.append(cell)
-            if not missing:
-                return outcomes
             # File each result before the next evaluation, so that none is lost if a later evaluation fails.
-            for result in self.compute(missing):
+            for result in self.compute(missing) if missing else ():
                 if failures:
                     result["cost"]["retried_after"] = list(failures)
-                yield from self._filed(result)
-                outcomes[result["key"]] = COMPUTED
-        return outcomes
+                key = result["key"]
+                yield from self._file(result)
+                outcomes[key], results[key] = COMPUTED, (yield from self._answered(partial(results_store.filed, key)))
+        return outcomes, results
 
-    def _filed(self, result: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    def _file(self, result: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """File a result; what could not be filed at once is kept, and filed from there."""
         first = True
 
@@ -285,38 +283,41 @@ class Finetune(tune.Trainable):
     def _by_itself(self, trial: SweepTrial, skipped: int) -> Iterator[dict[str, Any]]:
         """Yield the reports of a user's own trial."""
         (training,) = trial.trainings
-        cell, results_store = training.first, self._results_store
-        key, computed = cell_key(cell), False
-        # A sweep, or another trial, may be computing the same cell.
-        with results_store.leased(key, cell_name(cell)):
-            results_store.file_unfiled([key])
-            if results_store.find(key) is None:
-                computed = True
+        results_store, every = self._results_store, trial.every or 1
+        with ExitStack() as leases:
+            # A sweep, or another trial, may be computing the same cells.
+            for key, cell in training.cells.items():
+                leases.enter_context(results_store.leased(key, cell_name(cell)))
+            results_store.file_unfiled(training.keys)
+            computed = [key for key in training.keys if results_store.find(key) is None]
+            if computed:
                 self._get_ready(training, None)
                 self._ensure_source(trial)
-                for number, each in enumerate(self.compute([cell], trial.every)):
+                for number, each in enumerate(self.compute(list(training.cells.values()), trial.every)):
                     if "key" in each:
                         results_store.write(each)
                     elif number >= skipped:
-                        yield _report(trial, each["step"], each["score"], each["validation"])
-            result = results_store.filed(key)
-        scores = result["scores"] or {}
-        validation = scores.get("validation", {})
-        score = value_of(validation, result["metric"]) if scores else math.nan
-        ended = {"test": _named(scores.get("test", {})), "key": key, "status": result["status"], "computed": computed}
-        yield _report(trial, result["diverged_step"] or result["steps"], score, validation, **ended, done=True)
+                        scores = {"score": each["score"], "metric": training.first.declared.metric}
+                        report = _place(training, each["step"]) | scores | {"validation": _named(each["validation"])}
+                        yield {**report, "training_iteration": math.ceil(each["step"] / every)}
+        last = _on_results(training, {key: results_store.filed(key) for key in training.keys}, computed)
+        # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
+        yield {**last, "training_iteration": math.ceil(last["step"] / every), "done": True}
 
     def _ensure_source(self, trial: SweepTrial) -> None:
         """Train the cell that the trial starts from again to keep its encoder, unless that is kept."""
+        if (source := trial.source) is not None:
+            self._ensure(KeptEncoder(self._store, cell_key(source)), source)
+
+    def _ensure(self, kept: KeptEncoder, cell: Cell) -> None:
         from mlmclm.finetuning.run import keep_encoder
 
-        if (source := trial.source) is not None:
-            options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
-            make = partial(keep_encoder, source, store=self._store, **options)
-            KeptEncoder(self._store, cell_key(source)).ensure(make, title=cell_name(source))
+        options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
+        kept.ensure(partial(keep_encoder, cell, store=self._store, **options), title=cell_name(cell))
 
     def __repr__(self) -> str:
-        return str(self.trial_name)
+        # Ray shows an actor for ever by what it says first, and a sweep's actors have many trials, which their logs name.
+        return str(self.trial_name) if getattr(sweep_of(self.config), "by_itself", True) else type(self).__name__
 
 
 class KeepEncoders(Finetune):
@@ -324,39 +325,45 @@ class KeepEncoders(Finetune):
 
     def _run(
         self, training: Training, failures: Sequence[Mapping[str, str]] = ()
-    ) -> Generator[dict[str, Any], None, dict[str, str]]:
+    ) -> Generator[dict[str, Any], None, tuple[dict[str, str], dict[str, dict[str, Any]]]]:
         yield from ()  # an outage is waited for without a report
-        return {key: self._keep(key, cell) for key, cell in training.cells.items()}
+        outcomes = {key: self._keep(key, cell) for key, cell in training.cells.items()}
+        return outcomes, KeptWeights(self._store).find_all(key for key in outcomes if outcomes[key] != TAKEN)
 
     def _keep(self, key: str, cell: Cell) -> str:
-        from mlmclm.finetuning.run import keep_encoder
-
         kept = KeptEncoder(self._store, key)
         if kept.leases.holder(kept.lease) is not None:
             return TAKEN
         if kept.find():
             return REUSED
-        options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}
-        kept.ensure(partial(keep_encoder, cell, store=self._store, **options))
+        self._ensure(kept, cell)
         return COMPUTED
 
 
-def _report(trial: SweepTrial, step: int, score: float, validation: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """Return what Tune is told after this training step."""
-    cell, every = trial.first, trial.every or 1
-    return {
-        "score": score,
-        "metric": cell.declared.metric,
-        "validation": _named(validation),
-        "model": cell.model,
-        "task": cell.task,
-        "learning_rate": cell.learning_rate,
-        "seed": seed_value(cell.seed),
-        "step": step,
-        # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
-        "training_iteration": math.ceil(step / every),
-        **more,
-    }
+def _on_results(training: Training, results: Mapping[str, dict[str, Any]], computed: Collection[str]) -> dict[str, Any]:
+    """Return the entries of a report on the results of a training, given by key; `computed` are the keys of new ones."""
+    steps, found = list[int](), list[tuple[str, dict[str, Any]]]()
+    for key, cell in training.cells.items():
+        if key in results:
+            result = named(results[key], cell)
+            scores = result["scores"] or {}
+            own = {
+                "score": value_of(scores["validation"], result["metric"]) if scores else math.nan,
+                "metric": result["metric"],
+                **{split: _named(scores.get(split, {})) for split in ("validation", "test")},
+                "key": key,
+                "status": result["status"],
+                "computed": key in computed,
+            }
+            steps.append(result["diverged_step"] or result["steps"])
+            found.append((cell.task, own))
+    return {**_place(training, steps[0]), **found[0][1], **dict(found[1:])} if found else {}
+
+
+def _place(training: Training, step: int) -> dict[str, Any]:
+    """Return what a report says of its trial."""
+    cell, seed = training.first, seed_value(training.first.seed)
+    return {"model": cell.model, "task": training.task, "learning_rate": cell.learning_rate, "seed": seed, "step": step}
 
 
 def _named(scores: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
 from mlmclm.finetuning.cell import Cell, training_key
 from mlmclm.finetuning.protocol import Protocol
@@ -33,10 +34,20 @@ class Training:
         return next(iter(self.cells.values()))
 
     @cached_property
+    def task(self) -> str:
+        """The tasks: `mnli`, or `mnli+mnli_mm`."""
+        return "+".join(dict.fromkeys(cell.task for cell in self.cells.values()))
+
+    @cached_property
     def name(self) -> str:
         """The name in messages and in the Ray dashboard, such as `m/mnli/lr1e-4/s0` or `m/mnli+mnli_mm/lr1e-4/s0`."""
-        tasks = "+".join(dict.fromkeys(cell.task for cell in self.cells.values()))
-        return cell_name(replace(self.first, task=tasks))
+        return cell_name(replace(self.first, task=self.task))
+
+    @cached_property
+    def all_but_seed(self) -> tuple[Any, ...]:
+        """What trainings that share a trial have in common."""
+        cells = [replace(cell, seed=0) for cell in self.cells.values()]
+        return tuple((cell_name(cell), cell.weights, cell.protocol.model_dump_json(), cell.start) for cell in cells)
 
     @property
     def work(self) -> float:

@@ -4,42 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from mlmclm.cluster.placement import Resources
+from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
+from mlmclm.registry import Shipment
 from mlmclm.seeds import seed_value
-from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.protocols import searched
 from mlmclm.sweeps.trainings import Training
 
 SWEEP = "sweep"
 """Entry of a trial's config with what no person needs to read."""
-BEGUN, WAITING, COMPUTED, REUSED = "begun", "waiting", "computed", "reused"
+WAITING, COMPUTED, REUSED = "waiting", "computed", "reused"
 USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
 STORAGE_FAULT = "storage fault"
 """Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
 TAKEN = "taken"
 """Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
-SECONDS_OF_A_TRIAL = 5.0
-"""How long a trial shall be at least, where cells are short: starting one costs the driver some hundredths of a second."""
+SECONDS_OF_A_TRIAL, SECONDS_A_PLACE = 5.0, 0.05
+"""How long a trial shall be at least, where cells are short, and by how much longer for each trial that runs beside it: starting and
+reporting one costs the driver some hundredths of a second."""
 
 
-def seeds_together(seconds: float | None, alike: int, waiting: int, places: int) -> int:
-    """Return how many trainings that differ in their seed alone a trial computes, at least 1.
+def seeds_together(seconds: float | None, waiting: int, places: int) -> int:
+    """Return the most trainings that differ in their seed alone that a trial computes, at least 1.
 
     Args:
         seconds: of one of them, as far as is known.
-        alike: how many there are.
         waiting: trainings of the sweep that no trial has yet.
         places: trials that run at once; each shall have as many of the last ones as the others.
     """
-    if seconds is None or seconds >= SECONDS_OF_A_TRIAL:
+    shall = max(SECONDS_OF_A_TRIAL, SECONDS_A_PLACE * places)
+    if seconds is None or seconds >= shall:
         return 1
-    wanted = alike if seconds <= 0 else math.ceil(SECONDS_OF_A_TRIAL / seconds)
-    return max(1, min(alike, wanted, waiting // max(1, places)))
+    share = max(1, waiting // max(1, places))
+    return share if seconds <= 0 else min(share, math.ceil(shall / seconds))
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,6 +50,7 @@ class SweepTrial:
     """A trial: trainings of one model, task and learning rate, with one seed each.
 
     Attributes:
+        registered: what the driver has registered; first, since what follows may need it when it arrives.
         source: the cell whose encoder they start from, if that is to be made sure of.
         every: training steps between reports; None for a report on each training alone.
         failures: earlier failures of the first training, as they will stand in its results.
@@ -56,6 +60,7 @@ class SweepTrial:
             sweep's trial reports both, and goes on.
     """
 
+    registered: Shipment = field(default=Shipment(()), kw_only=True)
     trainings: tuple[Training, ...]
     store: Path
     data_root: Path | None = None
@@ -89,12 +94,12 @@ class SweepTrial:
     def config(self) -> dict[str, Any]:
         """The config of the trial for Ray Tune."""
         seeds = [seed_value(training.first.seed) for training in self.trainings]
-        tasks = dict.fromkeys(cell.task for cell in self.trainings[0].cells.values())
         return {
             "model": self.first.model,
-            "task": "+".join(tasks),
+            "task": self.trainings[0].task,
             "learning_rate": self.first.learning_rate,
             "seed": seeds[0] if len(seeds) == 1 else seeds,
+            **searched(self.first.protocol, self.first.setting),
             SWEEP: self,
         }
 
@@ -106,7 +111,17 @@ class SweepTrial:
         return self
 
 
-def differs_in_seed(training: Training) -> tuple[Any, ...]:
-    """Return what trainings of one trial have in common: all but the seed."""
-    cells = [replace(cell, seed=0) for cell in training.cells.values()]
-    return tuple((cell_name(cell), cell.weights, cell.protocol.model_dump_json(), cell.start) for cell in cells)
+def sweep_of(config: Mapping[str, Any]) -> Any:
+    """Return what makes the trial of a config: a `SweepTrial`, or a `TunedSweep` of `mlmclm.tune.param_space`.
+
+    Raises:
+        UserError: it is not there; `Tuner.restore` leaves it out unless it gets the search space.
+    """
+    found = config.get(SWEEP)
+    if isinstance(found, dict):  # Ray refuses to restore a space with another key than this one
+        (found,) = found.values()
+    if not hasattr(found, "trial"):
+        raise UserError(
+            "a trial's config comes from mlmclm.tune.param_space; give Tuner.restore the same param_space=."
+        )
+    return found

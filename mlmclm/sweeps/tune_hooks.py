@@ -49,8 +49,9 @@ class CellSearch(Searcher):
         """Restore nothing."""
 
 
-class SweepScheduler(FIFOScheduler):
-    """Runs trials in their order, and withdraws those that wait for a place where there is no room for them any more.
+class SweepScheduler(FIFOScheduler, tune.Stopper):
+    """Runs trials in their order, withdraws those that wait for a place where there is no room for them any more, and ends the
+    experiment once a fault would make every further cell fail.
 
     Tune gives a free actor to a trial whose own actor is still starting, and removes that one. If cells are short, one actor would
     then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
@@ -70,7 +71,13 @@ class SweepScheduler(FIFOScheduler):
         self._new.append(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Return a trial that has asked for no actor yet; withdraw the last ones that wait if there are more than there may be."""
+        """Return a trial that has asked for no actor yet.
+
+        End trials that hang or take too long, and withdraw the last ones that wait if there are more than there may be.
+        """
+        while self._trials.to_end:
+            name = self._trials.to_end.pop()
+            tune_controller.stop_trial(next(each for each in tune_controller.get_trials() if each.trial_id == name))
         if (excess := self._trials.asked - self._trials.most) > 0:
             pending = [each for each in tune_controller.get_trials() if each.status == Trial.PENDING]
             for trial in pending[-int(excess) :]:
@@ -80,6 +87,23 @@ class SweepScheduler(FIFOScheduler):
             if trial.status == Trial.PENDING:
                 return trial
         return None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Stop no trial by its result."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to end the experiment."""
+        return self._trials.fault
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Let Tune fail a trial that this sweep has ended: it then kills the actor instead of giving it another trial.
+
+        Raises:
+            TimeoutError: this is such a trial.
+        """
+        if reason := self._trials.reason_to_end(trial.trial_id):
+            raise TimeoutError(reason)
 
 
 class SweepCallback(TrialProgressCallback):
@@ -98,37 +122,24 @@ class SweepCallback(TrialProgressCallback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._trials.tick()
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._trials.begun(trial.trial_id)
+
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self._trials.reported(trial.trial_id, result)
+        # Tune keeps what is left in a report.
+        self._trials.reported(trial.trial_id, {**result, "results": result.pop("results", ())})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._trials.ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._trials.ended(trial.trial_id, error_of(trial))
+        # Without a report this is what Ray knows of the actor.
+        self._trials.ended(trial.trial_id, error_of(trial), trial.last_result.get("hostname", ""))
 
     def log_result(self, *args: Any, **options: Any) -> None:
         """Print nothing."""
-
-
-class SweepStopper(tune.Stopper):
-    """Ends the experiment once a fault would make every further cell fail."""
-
-    def __init__(self, trials: SweepTrials) -> None:
-        self._trials = trials
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stop no trial by its result."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether to end the experiment."""
-        return self._trials.fault
 
 
 def error_of(trial: Any) -> Exception:

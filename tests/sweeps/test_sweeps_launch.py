@@ -26,11 +26,12 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
+from mlmclm.sweeps import run_sweep as sweep_module
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.run_sweep import await_visible, run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.tasks.prepare_task import prepare_task
@@ -125,13 +126,17 @@ def test_only_missing_cells_are_computed_once_each_and_all_come_back_in_order(sw
     assert {(trial.config["model"], trial.config["task"]) for trial in grid} == {
         (cell.model, cell.task) for cell in swept.cells[2:]
     }
+    filed = {result["key"]: result["scores"]["test"]["accuracy"] for result in outcome.results}
+    told = [trial.metrics for trial in grid if "key" in trial.metrics]  # all but the one that another sweep computes
+    assert len(told) >= len(grid) - 1 and all(filed[each["key"]] == each["test"]["accuracy"] for each in told)
+    assert grid.get_best_result("score", "max").metrics["score"] == max(filed.values())
 
 
 def test_workers_are_reused_and_one_that_starts_late_gets_its_share(swept: SimpleNamespace) -> None:
     shares = Counter(result["cost"]["worker"] for result in swept.outcome.results[2:40])
     assert len(shares) == 2 and min(shares.values()) > 5
     assert (swept.store / "environment").read_text() == f"1 1 {8 << 30}"
-    assert swept.actors == {"Finetune"}
+    assert swept.actors == {"SlowToStart"}
     assert list(swept.store.glob(".tune-*")) == [], "Tune's own state is removed"
 
 
@@ -320,3 +325,21 @@ def test_a_cell_that_another_sweep_gives_up_is_computed(cluster: None, tmp_path:
     thread.join(30)
     assert (outcome.computed, outcome.reused) == (2, 0)
     assert starts(tmp_path) == {"a-sst2-0": 1, "a-sst2-1": 1}
+
+
+def test_a_result_that_is_seen_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, results_store = make_cells(2), ResultsStore(tmp_path)
+    results_store.write(make_result(cells[0]))
+
+    def file_the_other(seconds: float) -> None:
+        results_store.write(make_result(cells[1]))
+
+    monkeypatch.setattr(sweep_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=file_the_other))
+    await_visible(cells, results_store)
+    assert results_store.missing(cells) == []
+
+
+def test_a_result_that_is_never_seen_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "SECONDS_UNTIL_VISIBLE", -1.0)
+    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-3/s0: a worker filed this result.*shared by all nodes"):
+        await_visible(make_cells(1), ResultsStore(tmp_path))

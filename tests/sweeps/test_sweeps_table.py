@@ -131,7 +131,7 @@ def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPa
         progress.tick()
         progress.started(cells[0], "worker 1")
         progress.started(cells[1], "worker 2")
-        progress.tick()
+        progress.update()
     _, before, after = written.getvalue().splitlines()
     assert before == "fine-tuning: 0/16 cells, 0 s, workers are starting"
     assert after == "fine-tuning: 0/16 cells, 0 s, 2 running, 2m-clm-600/sst2/lr1e-4/s0 for 0 s"

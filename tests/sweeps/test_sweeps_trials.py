@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.search import Searcher
 
-from mlmclm.errors import EnvironmentFault, StorageFault, UserError
+from mlmclm.errors import StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
-from mlmclm.sweeps.room import Room
+from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
 from mlmclm.sweeps.table import SweepTable
-from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import trainings_of
 from mlmclm.sweeps.trial import SweepTrial, seeds_together
 from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 from sweep_cells import make_cell, make_cells
-
-
-class Statuses(dict[str, str]):
-    """The statuses of the results that are visible; the others have none."""
-
-    def __call__(self, keys: Collection[str]) -> dict[str, str]:
-        return {key: self[key] for key in keys if key in self}
 
 
 class Clock:
@@ -47,20 +39,33 @@ class Clock:
         return self.now
 
 
+class Crowded(ClusterRoom):
+    """Has room for so many trials."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+
+    def look(self, wanted: int, busy: int) -> str:
+        return ""
+
+
 class World:
     """The trials of some cells, and what Tune, Ray and the store would tell them."""
 
     def __init__(self, cells: list[Cell], **options: Any) -> None:
         self.cells = {cell_key(cell): cell for cell in cells}
-        self.visible, self.noted, self.lost = Statuses(), list[tuple[str, ...]](), 0.0
-        retries = options.pop("retries", Retries(crash=1))
-        more = {name: options.pop(name) for name in ("room", "places", "at_once", "shares_memory") if name in options}
+        self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+        self.noted, self.lost = list[tuple[str, ...]](), 0.0
+        retries, room = options.pop("retries", Retries(crash=1)), options.pop("room", Crowded())
+        more = {name: options.pop(name) for name in ("places", "shares_memory") if name in options}
         self.trials = SweepTrials(
             self.cells,
             SweepProgress(cells, table=SweepTable(cells), visible=False),
-            self.visible,
+            self.filed.update,
+            lambda keys: {key: self.there[key] for key in keys if key in self.there},
             SweepOptions(Path(), retries=retries, **options),
             like=SweepTrial((), Path("store")),
+            room=room,
             lost=lambda: self.lost,
             on_failure=lambda *note: self.noted.append(note),
             **more,
@@ -71,7 +76,7 @@ class World:
         trial = self.trials.next(name)
         if trial is None:
             return []
-        self.trials.reported(name, {"outcome": BEGUN, "actor": name, "hostname": "node-a", "pid": 7})
+        self.trials.begun(name)
         return [each.first.seed for each in trial.trainings]  # type: ignore[misc]
 
     def report(
@@ -79,14 +84,14 @@ class World:
     ) -> None:
         outcomes = [outcome for _ in self.trials._asked[name].trainings[0].cells]
         result = {"outcome": COMPUTED if outcome == TAKEN else outcome, "outcomes": outcomes, "backend": "cpu"}
+        result["results"] = [None if outcome == TAKEN else {"status": "ok"} for _ in outcomes]
         self.trials.reported(name, {**result, "seconds": seconds, "hostname": "node-a", "done": done, **more})
         if done:
             self.trials.ended(name)
 
     def compute(self, name: str, **more: Any) -> list[int]:
-        """Ask for a trial, compute it, and make its results visible."""
+        """Ask for a trial and compute it."""
         seeds = self.ask(name)
-        self.visible.update(dict.fromkeys(self.cells, "ok"))
         for number in range(len(seeds)):
             self.report(name, done=number + 1 == len(seeds), **more)
         return seeds
@@ -99,25 +104,27 @@ def actor_died(words: str) -> ActorDiedError:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "alike", "waiting", "places", "together"),
+    ("seconds", "waiting", "places", "together"),
     [
-        (None, 5, 100, 2, 1),
-        (60.0, 5, 100, 2, 1),
-        (5.0, 5, 100, 2, 1),
-        (2.0, 5, 100, 2, 3),
-        (0.1, 5, 100, 2, 5),
-        (0.0, 5, 100, 2, 5),
-        (0.1, 5, 6, 2, 3),
-        (0.1, 5, 1, 2, 1),
-        (0.1, 1, 100, 2, 1),
-        (0.1, 500, 1000, 8, 50),
-        (0.1, 5, 100, 0, 5),
+        (None, 100, 2, 1),
+        (60.0, 100, 2, 1),
+        (5.0, 100, 2, 1),
+        (2.0, 100, 2, 3),
+        (0.1, 100, 2, 50),
+        (0.0, 100, 2, 50),
+        (0.1, 6, 2, 3),
+        (0.1, 1, 2, 1),
+        (0.1, 1000, 8, 50),
+        (0.1, 30, 0, 30),
+        (4.0, 100_000, 32, 2),
+        (4.0, 100_000, 500, 7),
+        (60.0, 100_000, 500, 1),
     ],
 )
 def test_short_cells_share_a_trial_and_the_last_ones_are_divided(
-    seconds: float | None, alike: int, waiting: int, places: int, together: int
+    seconds: float | None, waiting: int, places: int, together: int
 ) -> None:
-    assert seeds_together(seconds, alike, waiting, places) == together
+    assert seeds_together(seconds, waiting, places) == together
 
 
 def test_trials_of_short_cells_take_seeds_of_one_model_task_and_rate_alone() -> None:
@@ -126,7 +133,7 @@ def test_trials_of_short_cells_take_seeds_of_one_model_task_and_rate_alone() -> 
     assert world.compute("0", seconds=0.1) == [0], "nobody knows yet how long a cell takes"
     assert world.compute("1", seconds=0.1) == [1, 2, 3]
     assert world.compute("2", seconds=60.0) == [0, 1, 2, 3]
-    assert world.trials.computed == 8 and world.trials.over and not world.trials.late
+    assert world.trials.computed == 8 and world.trials.over and world.filed.keys() == world.cells.keys()
 
 
 def test_trials_that_wait_for_a_further_place_have_the_last_trainings() -> None:
@@ -136,7 +143,7 @@ def test_trials_that_wait_for_a_further_place_have_the_last_trainings() -> None:
     assert [each.first.seed for each in waits if each is not None] == [8, 7]
     world.report("0", seconds=0.1)
     assert world.ask("2") == [2, 3], "takes the place that is free"
-    world.trials.reported("a", {"outcome": BEGUN, "actor": None, "hostname": "n", "pid": 1})
+    world.trials.begun("a")
     assert world.ask("3") == [4], "there are three now"
 
 
@@ -185,12 +192,12 @@ def test_each_class_of_failure_has_its_own_bound_and_is_told_to_the_next_trial()
     world = World(make_cells(1))
     for number, error in enumerate((RuntimeError("one"), actor_died("its node has died"), MemoryError("three"))):
         assert world.ask(str(number)) == [0]
-        world.trials.ended(str(number), error)
+        world.trials.ended(str(number), error, "node-a")
     found = world.trials.next("3")
     assert found is not None and not world.trials.errors
     assert [each["failure"] for each in found.failures] == ["crash", "lost node", "out of memory"]
-    world.trials.reported("3", {"outcome": BEGUN, "actor": None, "hostname": "node-b", "pid": 8})
-    world.trials.ended("3", RuntimeError("two crashes are one too many"))
+    world.trials.begun("3")
+    world.trials.ended("3", RuntimeError("two crashes are one too many"), "node-b")
     (error,) = world.trials.errors.values()
     assert str(error) == "two crashes are one too many" and world.trials.over
     assert [note[2:] for note in world.noted] == [
@@ -243,7 +250,7 @@ def test_cells_of_a_training_that_failed_are_kept_where_they_have_results_and_tr
     world = World(cells, retries=Retries(crash=0))
     keys = list(world.cells)
     world.ask("0")
-    world.visible[keys[0]] = "ok"  # filed before the second evaluation failed
+    world.there[keys[0]] = {"status": "ok"}  # filed before the second evaluation failed
     world.trials.ended("0", RuntimeError("the corpus is too large"))
     assert world.trials.computed == 1 and not world.trials.errors and set(world.trials.waiting) == set(keys[1:])
     for name in "12":
@@ -275,64 +282,57 @@ def test_cells_that_another_process_computes_are_left_to_it() -> None:
     world = World(make_cells(1))
     world.ask("0")
     world.report("0", TAKEN)
-    assert list(world.trials.taken) == list(world.cells) and world.trials.over and not world.trials.late
+    assert list(world.trials.taken) == list(world.cells) and world.trials.over and not world.filed
 
 
-Watched = tuple[World, Clock, list[Any]]
+Watched = tuple[World, Clock]
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
-    """Makes a world with a clock and a list of the actors that were killed."""
-    clock, killed = Clock(), list[Any]()
+    """Makes a world with a clock."""
+    clock = Clock()
     monkeypatch.setattr(sweep_trials, "time", clock)
-    monkeypatch.setattr(ray, "kill", killed.append)
-    return lambda *args, **options: (World(*args, **options), clock, killed)
+    return lambda *args, **options: (World(*args, **options), clock)
 
 
 def test_a_trial_hangs_if_it_takes_ten_times_as_long_as_the_longest_of_its_task(
     watched: Callable[..., Watched],
 ) -> None:
-    world, clock, killed = watched(make_cells(3))
+    world, clock = watched(make_cells(3))
     world.ask("0")
     clock.now += 10_000.0
     world.trials._look_at_trials()
-    assert killed == [], "nobody knows how long a cell of this task takes"
-    world.visible.update(dict.fromkeys(world.cells, "ok"))
+    assert world.trials.to_end == [], "nobody knows how long a cell of this task takes"
     world.report("0", seconds=100.0)
     world.ask("1")
     clock.now += 999.0
     world.trials._look_at_trials()
-    assert killed == []
+    assert world.trials.to_end == []
     for _ in range(2):
         clock.now += 2.0
         world.trials._look_at_trials()
-    assert killed == ["1"], "once"
-    world.trials.ended("1", actor_died("killed"))
+    assert world.trials.to_end == ["1"], "once"
+    with pytest.raises(TimeoutError, match="hung"):  # which Tune takes for a failure of the trial
+        SweepScheduler(world.trials).on_trial_complete(None, SimpleNamespace(trial_id="1"), {})
+    world.trials.ended("1", RuntimeError("TimeoutError: hung"))
     found = world.trials.next("2")
     assert found is not None and found.failures[0]["failure"] == "hung"
 
 
 def test_time_in_which_storage_did_not_answer_does_not_count(watched: Callable[..., Watched]) -> None:
-    world, clock, killed = watched(make_cells(2), time_limit=10.0)
+    world, clock = watched(make_cells(2), time_limit=10.0)
     world.lost = 500.0
     world.ask("0")
     clock.now, world.lost = clock.now + 600.0, 1095.0
     world.trials._look_at_trials()
-    assert killed == []
+    assert world.trials.to_end == []
     clock.now += 6.0
     world.trials._look_at_trials()
-    assert killed == ["0"]
+    assert world.trials.to_end == ["0"]
     world.trials.ended("0", actor_died("killed"))
     (error,) = world.trials.errors.values()
     assert "over the time limit of 10 s" in str(error) and world.noted[0][2] == "time limit"
-
-
-class Crowded(Room):
-    """Has room for so many trials."""
-
-    def __init__(self, most: float) -> None:
-        self.most = most
 
 
 class Controller:
@@ -386,46 +386,6 @@ def test_the_search_waits_for_cells_that_may_come_back_and_ends_with_the_last() 
     assert search.suggest("0")["seed"] == 0 and search.suggest("1") is None
     world.trials.ended("0")
     assert search.suggest("2")["seed"] == 0, "it was withdrawn"
-    world.trials.reported("2", {"outcome": BEGUN, "actor": None, "hostname": "n", "pid": 1})
+    world.trials.begun("2")
     world.report("2")
     assert search.suggest("3") == Searcher.FINISHED
-
-
-def test_results_in_an_object_store_are_looked_for_together() -> None:
-    world = World(make_cells(2), at_once=False)
-    asked = list[list[str]]()
-
-    def on_done(keys: Collection[str]) -> dict[str, str]:
-        asked.append(list(keys))
-        return world.visible(keys)
-
-    world.trials._on_done = on_done
-    for name in "01":
-        world.ask(name)
-        world.report(name)
-    world.visible.update(dict.fromkeys(world.cells, "ok"))
-    assert len(world.trials.late) == 2 and not asked
-    world.trials._looked -= 2  # seconds
-    world.trials.tick()
-    assert asked == [list(world.cells)] and not world.trials.late
-
-
-def test_a_result_that_is_seen_late_is_waited_for() -> None:
-    world = World(make_cells(1))
-    world.ask("0")
-    world.report("0")
-    world.trials.look_again()
-    assert world.trials.late
-    world.visible.update(dict.fromkeys(world.cells, "ok"))
-    world.trials.look_again()
-    assert not world.trials.late and not world.trials.fault
-
-
-def test_a_result_that_is_never_seen_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_trials, "SECONDS_UNTIL_VISIBLE", -1.0)
-    world = World(make_cells(1))
-    world.ask("0")
-    world.report("0")
-    assert world.trials.fault
-    with pytest.raises(EnvironmentFault, match=r"a/sst2/lr1e-3/s0: a worker filed this result.*shared by all nodes"):
-        raise world.trials.broken or AssertionError

@@ -257,7 +257,7 @@ def test_the_status_line_says_since_when_storage_is_waited_for(
     with shown.shown():
         bar = shown._bar
         assert bar is not None
-        available.on_change = lambda: (shown.tick(), notes.append(bar._note))
+        available.on_change = lambda: (shown.update(), notes.append(bar._note))
         disturbed.proxy.outage(2.0)
         waiting = threading.Thread(target=results_store.find, args=[KEY])
         waiting.start()

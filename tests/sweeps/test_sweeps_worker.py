@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
+from mlmclm.finetuning.protocol import Protocol
+from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trainable import BEGUN, COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
 from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
-from sweep_cells import FakeWorker, make_cells, make_result
+from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +37,6 @@ def trial_of(cells: Sequence[Cell], store: Path, **options: Any) -> dict[str, An
 
 def reports(worker: FakeWorker) -> list[dict[str, Any]]:
     """All reports of the worker's present trial."""
-    assert worker.step()["outcome"] == BEGUN
     found = [worker.step()]
     while not found[-1]["done"]:
         found.append(worker.step())
@@ -46,9 +49,30 @@ def test_a_trial_reports_each_training_and_files_its_results(tmp_path: Path) -> 
     worker = FakeWorker(trial_of(cells, tmp_path))
     found = reports(worker)
     assert [each["outcomes"] for each in found] == [[COMPUTED], [REUSED], [COMPUTED]]
+    assert [(each["training_iteration"], each["seed"]) for each in found] == [(1, 0), (2, 1), (3, 2)]
+    assert [each["score"] for each in found] == [each["test"]["accuracy"] for each in found] == [0.5, 0.51, 0.52]
+    assert [each["computed"] for each in found] == [True, False, True]
     assert ResultsStore(tmp_path).missing(cells) == [] and ResultsStore(tmp_path).holders() == {}
     assert worker.reset_config(trial_of(make_cells(1, model="b"), tmp_path))
     assert [each["outcomes"] for each in reports(worker)] == [[COMPUTED]]
+
+
+def test_of_tasks_that_share_a_training_each_is_reported(tmp_path: Path) -> None:
+    cells = [replace(make_cell(task=task), training_data="rows") for task in ("mnli", "mnli_mm")]
+    config = trial_of(cells, tmp_path)
+    assert config["task"] == "mnli+mnli_mm"
+    (found,) = reports(FakeWorker(config))
+    assert found["task"] == "mnli+mnli_mm" and found["score"] == found["mnli_mm"]["validation"]["accuracy"] == 0.5
+    assert [found["key"], found["mnli_mm"]["key"]] == list(map(cell_key, cells))
+
+
+def test_the_config_of_a_trial_has_the_point_of_a_grid(tmp_path: Path) -> None:
+    grid = {"weight_decay": [1e-6, 0.1], "max_steps": [10, 20]}
+    space = Space(tasks=("sst2",), learning_rates=(1e-3,), seeds=(0,), protocol=Protocol(max_steps=10), grid=grid)
+    cells = expand(space, [SweepModel("a", tmp_path, "weights")], {"sst2": "data"})
+    found = [trial_of([cell], tmp_path) for cell in cells]
+    assert [(each["weight_decay"], each["max_steps"]) for each in found] == list(product(*grid.values()))
+    assert {name for each in found for name in each} - set(grid) == {"model", "task", "learning_rate", "seed", SWEEP}
 
 
 def test_a_process_prepares_the_models_that_it_computes_once_and_no_others(
