@@ -5,9 +5,9 @@ a Ray session: each files a result and examples of real size. Queue, Ray Tune, r
 in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
 
 With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file:
-what the driver and Ray's daemons need from when all workers compute until one has nothing left to take. `python -m
-benchmarks.scale` fits a model to these lines. With `--beside`, the driver has as much to look at as if N further workers computed all
-the time: calls that don't end and placement groups. Each trial then has one cell.
+what the driver and Ray's daemons need from when all workers compute until one has nothing left to take. With `--beside`, the
+driver has as much to look at as if N further workers computed all the time: calls that don't end and placement groups. Each trial
+then has one cell.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def looked_at(beside: int) -> Iterator[None]:
         async def wait(self) -> None:
             await asyncio.sleep(1e6)
 
-    waits = Waits.remote()
+    waits: Any = Waits.remote()  # type: ignore[attr-defined]  # the decorator, which mypy does not read, adds it
     calls = {waits.wait.remote() for _ in range(beside)}
     groups = [placement_group([{"CPU": 0.5 / beside}]) for _ in range(beside)]
     ray.get([group.ready() for group in groups])

@@ -1,7 +1,6 @@
-"""Bytes, requests and seconds of a large run on an object store, and of a sweep's driver with many workers, on paper.
+"""Bytes, requests and seconds of a large run on an object store, on paper:  python -m benchmarks.scale [--write]
 
-    python -m benchmarks.scale                    states and shards of `1b` at 100 B tokens on 64 GPUs; --write for RESULTS.md
-    python -m benchmarks.scale --runs FILE        the driver: a model of the runs that `benchmarks.control_plane --runs` added
+States and shards of `1b` at 100 B tokens on 64 GPUs; --write for RESULTS.md.
 
 Counts come from the code that makes and reads the files: shapes of models, sizes of shards, the order of the data. Tests hold
 them against bytes and requests that an S3 server has seen. Seconds are counts divided by the stated speeds of a store.
@@ -9,11 +8,9 @@ them against bytes and requests that an S3 server has seen. Seconds are counts d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -53,8 +50,8 @@ TOGETHER = 10
 GPUS_A_NODE = 8
 DOCUMENT = 700
 """Tokens of a document of the web, EOS included: an assumption, of which all documents on paper are."""
-FIRST, FLEET = 100, 500
-"""Steps at the beginning, and workers of a sweep."""
+FIRST = 100
+"""Steps at the beginning."""
 
 
 class Transfer(NamedTuple):
@@ -284,98 +281,16 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     yield f"| steps read ahead, and how long the store may take for one, s | {STEPS_AHEAD}, {STEPS_AHEAD * step:.1f} |"
 
 
-class Fit(NamedTuple):
-    """The driver's CPU seconds: `cell + pair x workers` for a cell, `second + wait x workers` for a second."""
-
-    cell: float
-    pair: float
-    second: float
-    wait: float
-
-    def busy(self, workers: float, rate: float) -> float:
-        """Return the share of a core that so many workers take which end `rate` cells a second together."""
-        return rate * (self.cell + self.pair * workers) + self.second + self.wait * workers
-
-    def most(self, workers: float) -> float:
-        """Return the cells a second at which one core is busy all the time."""
-        return (1 - self.second - self.wait * workers) / (self.cell + self.pair * workers)
-
-
-def fitted(runs: Sequence[dict[str, Any]], name: str = "driver") -> Fit:
-    """Fit the CPU seconds of a process to runs, without negative costs."""
-    from scipy.optimize import nnls
-
-    counted = np.array([[run["counted"], run["seconds"]] for run in runs])
-    workers = np.array([run["workers"] for run in runs])
-    wide = np.stack([counted[:, 0], counted[:, 0] * workers, counted[:, 1], counted[:, 1] * workers], axis=1)
-    target = np.array([run[name] for run in runs])
-    found, _ = nnls(wide / target[:, None], np.ones(len(target)))  # by relative errors
-    return Fit(*found.tolist())
-
-
-def memory(runs: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """Fit the driver's memory in MiB: what it is without cells, a cell's and a worker's."""
-    from scipy.optimize import nnls
-
-    wide = np.array([[1.0, run["cells"], run["workers"]] for run in runs])
-    found, _ = nnls(wide, np.array([run["driver_mib"] for run in runs]))
-    return found[0], found[1], found[2]
-
-
-def of_driver(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of the table: the run with most workers is held out, and predicted by the others."""
-    kept = sorted(runs, key=lambda run: (run["workers"], run["seconds"]))
-    fit, held = fitted(kept[:-1]), memory(kept[:-1])
-    yield "| workers | s a cell | cells | cells a second | driver, ms of CPU a cell | by the model | its memory, MiB | by the model | head service, ms a cell |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for run in kept:
-        rate = run["counted"] / run["seconds"]
-        title = f"{run['workers']}{', held out' if run is kept[-1] else ''}"
-        measured, modelled = (
-            1000 * each / run["counted"] for each in (run["driver"], fit.busy(run["workers"], rate) * run["seconds"])
-        )
-        own = held[0] + held[1] * run["cells"] + held[2] * run["workers"]
-        head = 1000 * run["gcs_server"] / run["counted"]
-        yield (
-            f"| {title} | {run['cell_seconds']:g} | {run['cells']:,} | {rate:.0f} | {measured:.2f} | {modelled:.2f} | {run['driver_mib']:.0f} | {own:.0f} | "
-            f"{head:.2f} |"
-        )
-    yield ""
-    ms, us = [f"{1000 * each:.2f} ms" for each in fit], [f"{1e6 * each:.1f} us" for each in fit]
-    yield f"The model, of all runs but the one held out: {ms[0]} a cell, {us[1]} a cell and worker, {ms[2]} a second, {us[3]} a second and worker."
-    final, service, grown = fitted(kept), fitted(kept, "gcs_server"), memory(kept)
-    yield ""
-    yield f"With all runs, 100,000 cells on {FLEET} workers:"
-    yield ""
-    yield "| s a cell | cells a second | hours | driver's core busy | head service's core busy |"
-    yield "|---|---|---|---|---|"
-    for seconds in (4, 10, 60):
-        rate = FLEET / seconds
-        yield f"| {seconds} | {rate:.0f} | {100_000 / rate / 3600:.1f} | {final.busy(FLEET, rate):.0%} | {service.busy(FLEET, rate):.0%} |"
-    yield ""
-    total = (grown[0] + 100_000 * grown[1] + FLEET * grown[2]) / 1024
-    each = f"{1024 * grown[1]:.0f} kB a cell and {grown[2]:.1f} MiB a worker"
-    yield f"Memory of such short sweeps: {each} beside what it has loaded, {total:.1f} GiB for these; 5.5 GiB were measured with 8 workers."
-    most = final.most(FLEET)
-    yield f"The driver serves at most {most:,.0f} cells a second with {FLEET} workers: they wait for it if cells take less than {FLEET / most:.1f} s."
-
-
 def main(
-    runs: Annotated[Path | None, typer.Option(help="The file of `benchmarks.control_plane --runs`.")] = None,
     size: Annotated[str, typer.Option(help="Size of the model.")] = "1b",
     tokens: Annotated[float, typer.Option(help="Tokens of the corpus.")] = 100e9,
     workers: Annotated[int, typer.Option(help="Workers of pretraining, one a GPU.")] = 64,
     write: Annotated[bool, typer.Option("--write", help="Write the tables to benchmarks/RESULTS.md.")] = False,
 ) -> None:
     """Print the tables, or write them."""
-    if runs is None:
-        title, lines = f"Scale: {size} on {tokens / 1e9:.0f} B tokens", list(states_and_shards(size, tokens, workers))
-        lines = ["Command: `python -m benchmarks.scale`. Counts on paper, no measurement.", "", *lines]
-    else:
-        measured = [json.loads(line) for line in runs.read_text().splitlines()]
-        title, lines = f"Scale: a sweep's driver and {FLEET} workers", list(of_driver(measured))
-        command = "`python -m benchmarks.control_plane --cells N --workers N --seconds S --runs FILE` for each row, `python -m benchmarks.scale --runs FILE`"
-        lines = [f"Command: {command}. Machine: {measured[0]['machine']}, beside other programs.", *lines]
+    title = f"Scale: {size} on {tokens / 1e9:.0f} B tokens"
+    lines = ["Command: `python -m benchmarks.scale`. Counts on paper, no measurement.", ""]
+    lines += states_and_shards(size, tokens, workers)
     if write:
         write_section(title, lines)
     else:

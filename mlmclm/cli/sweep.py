@@ -11,7 +11,7 @@ from typer import Argument, Option
 from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
-from mlmclm.cli.sweep_cells import cells, export, retry
+from mlmclm.cli.sweep_cells import cells, retry
 from mlmclm.cli.sweep_status import status
 from mlmclm.errors import UserError
 
@@ -87,5 +87,5 @@ def run(
     )
 
 
-for verb in (status, cells, retry, export):
+for verb in (status, cells, retry):
     verbs.command()(verb)

@@ -1,10 +1,9 @@
-"""`mlmclm sweep cells`, `retry` and `export`: the cells of a sweep one by one, and their results as files."""
+"""`mlmclm sweep cells` and `retry`: the cells of a sweep one by one."""
 
 from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -130,25 +129,3 @@ def retry(
         show(
             f"nothing is changed yet: with --yes, {plural(len(again), 'result')} will be set aside, and the next run computes {them}"
         )
-
-
-def export(
-    which: Which,
-    to: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; created if it does not exist.")],
-    store: options.Store = options.DEFAULT_STORE,
-) -> None:
-    """Writes all results of a sweep as one table (results.parquet, results.csv), and the sweep itself as sweep.json.
-
-    A row has the cell's settings, every score of every split, costs, and where the result comes from: versions, device, commit.
-
-    Example: mlmclm sweep export quickstart --to quickstart-results
-    """
-    from mlmclm.studies.last_run import watch_of
-    from mlmclm.studies.result_files import export_sweep
-    from mlmclm.sweeps.results_store import ResultsStore
-
-    found = watch_of(which, store.resolve()).look()
-    rows = export_sweep(found, ResultsStore(store.resolve()), to)
-    show(
-        f"{to}: results.parquet, results.csv and sweep.json, with {plural(rows, 'result')} of {plural(found.total, 'cell')}"
-    )

@@ -25,7 +25,7 @@ import sys
 from mlmclm.cli.main import app, main
 verbs = [[]] + [[command.name or command.callback.__name__] for command in app.registered_commands]
 verbs += [[group.name] for group in app.registered_groups] + [["store", "why"], ["tracking", "ui"], ["data", "order"], ["data", "verify"], ["tasks", "check"]]
-verbs += [["sweep", verb] for verb in ("run", "status", "cells", "retry", "export")]
+verbs += [["sweep", verb] for verb in ("run", "status", "cells", "retry")]
 for words in verbs:
     try:
         main([*words, "--help"])

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from mlmclm.cli import sweep_status
@@ -27,7 +26,7 @@ from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import RATE_SECONDS, SweepStatus, Watch, rate
-from sweep_cells import make_cell, make_cells, make_result
+from sweep_cells import make_cell, make_result
 
 Run = Callable[..., tuple[int, str, str]]
 CELLS = [make_cell(model, task, seed=seed) for model in ("a", "b") for task in ("sst2", "qnli") for seed in range(2)]
@@ -302,34 +301,6 @@ def test_retry_of_what_is_damaged_finds_damaged_examples(run: Run, store: Path) 
 def test_retry_refuses_what_it_cannot_mean(run: Run, words: tuple[str, ...], message: str) -> None:
     code, out, said = run("retry", "mine", *words)
     assert (code, out) == (2, "") and message in said
-
-
-def test_the_export_has_every_result_with_its_scores_and_costs(run: Run, store: Path, tmp_path: Path) -> None:
-    code, _, said = run("export", "mine", "--to", tmp_path / "out")
-    assert code == 2 and "damaged result file" in said
-    run("retry", "mine", "--status", "damaged", "--yes")
-    assert run("export", "mine", "--to", tmp_path / "out")[0] == 0
-    parquet = pd.read_parquet(tmp_path / "out" / "results.parquet")
-    text = pd.read_csv(tmp_path / "out" / "results.csv", dtype={"setting": str})
-    assert list(parquet.columns) == list(text.columns) and len(parquet) == len(text) == 3
-    for row in parquet.to_dict("records"):
-        filed = json.loads((store / "cells" / row["key"][:2] / f"{row['key']}.json").read_bytes())
-        assert (row["learning_rate"], row["seed"], row["status"]) == (
-            filed["learning_rate"],
-            filed["seed"],
-            filed["status"],
-        )
-        assert row["cost.seconds"] == filed["cost"]["seconds"] and row["weights"] == filed["weights"]
-        if filed["scores"] is not None:
-            assert row["scores.test.accuracy"] == row["test"] == filed["scores"]["test"]["accuracy"]
-    sweep = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert [cell["key"] for cell in sweep["cells"]] == list(map(cell_key, CELLS))
-
-
-def test_a_sweep_without_results_has_nothing_to_export(run: Run, store: Path, tmp_path: Path) -> None:
-    write_manifest(store / "studies" / "none", "none", Planned(make_cells(1, model="c")))
-    code, _, said = run("export", "none", "--to", tmp_path / "out")
-    assert code == 2 and "sweep 'none' has no results yet" in said and not (tmp_path / "out").exists()
 
 
 def test_without_a_command_a_sweep_is_run_and_a_file_may_be_called_as_a_command(
