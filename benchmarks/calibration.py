@@ -351,8 +351,9 @@ def counted(scenario: Scenario, number: int) -> Counts:
                 needs = own.error * float(special.stdtrit(own.freedom, 1 - 0.025 / tests)) - own.value
                 theirs[row["kind"]].append(pair(row, own.low, own.high, min(1.0, own.p * tests), needs))
         pairs += [tuple(theirs["task"]), tuple(theirs["all"])]
-    covering = ((sum(each), len(each)) for each in (inside, again))
-    return Counts(*covering, *pairs, _planned(found, scenario))
+    covered = [(sum(each), len(each)) for each in (inside, again)]
+    tasks_and_means = dict(zip(Counts._fields[2:-1], pairs, strict=False))
+    return Counts(scores=covered[0], fresh=covered[1], planned=_planned(found, scenario), **tasks_and_means)
 
 
 def _planned(found: Analysis, scenario: Scenario) -> tuple[float, float]:
@@ -485,16 +486,16 @@ def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
     row.append(f"{share([count.scores for count in counts])} / {share([count.fresh for count in counts])}")
     for peer in ("", "welch_", "mixed_"):
         names = f"{peer}tasks", f"{peer}mean"
-        pairs = [[own for count in counts for own in getattr(count, name)] for name in names]
+        pairs: list[list[Pair]] = [[own for count in counts for own in getattr(count, name)] for name in names]
         row.append(" / ".join(share([(own.covered, 1) for own in each]) for each in pairs))
         wrong = [[any(own.false for own in getattr(count, name)) for name in names] for count in counts]
         found = np.mean(wrong, axis=0) if peer else [np.any(wrong, axis=1).mean()]
         row.append(" / ".join(f"{each:.3f}" for each in found) if any(pairs) else "")
         row.append(" / ".join(f"{np.quantile(leads, 0.8):.2f}" for each in pairs if (leads := _leads(each))))
     planned = np.nanmedian([count.planned for count in counts], axis=0)
-    leads = [[lead for count in counts for lead in _leads(getattr(count, name))] for name in ("tasks", "mean")]
+    found_at = [[lead for count in counts for lead in _leads(getattr(count, name))] for name in ("tasks", "mean")]
     row.append(" / ".join(f"{each:.2f}" for each in planned))
-    row.append(" / ".join(f"{np.mean(np.asarray(own) <= each):.2f}" for own, each in zip(leads, planned, strict=True)))
+    row.append(" / ".join(f"{np.mean(np.asarray(own) <= each):.2f}" for own, each in zip(found_at, planned, strict=True)))
     return row
 
 

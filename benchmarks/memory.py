@@ -18,9 +18,9 @@ import psutil
 
 from benchmarks.pretraining import VOCABULARY, corpus
 from benchmarks.results import machine, write_section
-from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 from mlmclm.cluster.worker_environment import worker_environment
-from mlmclm.launches.run_stage import prepare_environment, run_stage
+from mlmclm.launches.run_stage import run_stage
 from mlmclm.models.sizes import SIZES, parameters
 from mlmclm.plans.names import parse
 from mlmclm.plans.recipe import Recipe

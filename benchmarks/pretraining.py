@@ -183,8 +183,8 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
 
 def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
     """Seconds of the steps of a Ray Train and DeepSpeed run, and the share of the last ones spent waiting for data."""
-    from mlmclm.cluster.ray_cluster import ray_session
-    from mlmclm.launches.run_stage import prepare_environment, run_stage
+    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
+    from mlmclm.launches.run_stage import run_stage
 
     prepared, workers = corpus(folder), WORKERS[way]
     recipe = Recipe(

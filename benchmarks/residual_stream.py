@@ -31,7 +31,7 @@ from mlmclm.models.architectures import FRESH
 from mlmclm.models.build import PretrainingModel, build, load_prepared_tokenizer
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.objectives.objective import Draw, parse_objective
+from mlmclm.objectives.objective import Masking, parse_objective
 from mlmclm.results.intervals import student
 from mlmclm.schedules.decay import learning_rate
 
@@ -72,7 +72,7 @@ def train(way: str, objective_name: str, seed: int, corpus: PreparedCorpus, sett
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
     def loss(tokens: np.ndarray, step: int) -> Tensor:
-        ids, labels = objective.label(tokens, Draw(np.arange(len(tokens)), step, seed, words, Corruption()))
+        ids, labels = objective.label(tokens, Masking(np.arange(len(tokens)), step, seed, words, Corruption()))
         given = (torch.from_numpy(each).to(device) for each in (ids, labels))
         where = torch.from_numpy(np.flatnonzero(labels != -100)).to(device)
         summed: Tensor = model(*given, objective.causal, where=where)

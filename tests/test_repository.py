@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import tomllib
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -142,3 +145,13 @@ def test_hooks_run_programs_that_make_lint_runs() -> None:
         assert hook["language"] == "system"
         entry = hook["entry"].replace(".venv/bin/", "$(BIN)/")
         assert entry == "make lint" or entry in lint[1], entry
+
+
+def test_benchmarks_scripts_and_examples_import_what_there_is() -> None:
+    for path in chain.from_iterable((ROOT / name).glob("*.py") for name in ("benchmarks", "scripts", "examples")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mlmclm":
+                module = import_module(str(node.module))
+                for each in node.names:
+                    found = hasattr(module, each.name) or find_spec(f"{node.module}.{each.name}") is not None
+                    assert found, f"{path}: {node.module} has no {each.name}"
