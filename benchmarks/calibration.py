@@ -495,7 +495,9 @@ def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
     planned = np.nanmedian([count.planned for count in counts], axis=0)
     found_at = [[lead for count in counts for lead in _leads(getattr(count, name))] for name in ("tasks", "mean")]
     row.append(" / ".join(f"{each:.2f}" for each in planned))
-    row.append(" / ".join(f"{np.mean(np.asarray(own) <= each):.2f}" for own, each in zip(found_at, planned, strict=True)))
+    row.append(
+        " / ".join(f"{np.mean(np.asarray(own) <= each):.2f}" for own, each in zip(found_at, planned, strict=True))
+    )
     return row
 
 

@@ -188,17 +188,13 @@ def weights_hashes(folder: Path, *, read: bool = True) -> tuple[str, ...]:
     return _hashes(folder, sums, tokenizer + _more(tokenizer_settings(folder)))
 
 
-def content_hash(folder: Path) -> str:
-    """Return the SHA-256 (hex) of a model to continue from: configuration, weights and tokenizer.
+def content_hashes(folder: Path) -> tuple[str, ...]:
+    """Return the SHA-256 (hex) of a model to continue from, of its configuration, weights and tokenizer, then those by earlier
+    definitions, by which a store may know it.
 
     Raises:
         UserError: one of them is missing.
     """
-    return content_hashes(folder)[0]
-
-
-def content_hashes(folder: Path) -> tuple[str, ...]:
-    """Return `content_hash`, then those by earlier definitions, by which a store may know the model."""
     if not (folder / "config.json").is_file() or not weight_files(folder):
         check_model_folder(folder)
     tokenizer_file(folder)

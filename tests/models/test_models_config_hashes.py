@@ -15,7 +15,7 @@ from mlmclm.corpora.tokenizer import SpecialTokens, save
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.config_hashes import WRITER
 from mlmclm.models.exported_folder import export_folder
-from mlmclm.models.folder import content_hash, content_hashes, tokenizer_hash, weights_hash, weights_hashes
+from mlmclm.models.folder import content_hashes, tokenizer_hash, weights_hash, weights_hashes
 from mlmclm.models.tokenizer_settings import SETTINGS
 from mlmclm.storage.files import read_json, write_json
 from small_models import save_small_model, small_tokenizer
@@ -45,7 +45,7 @@ def test_a_model_that_two_versions_of_transformers_export_has_one_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [exported_by(version, tmp_path / version, monkeypatch) for version in (WRITER, "5.24.0", "6.1.0")]
-    for one in (weights_hash, content_hash, tokenizer_hash):
+    for one in (weights_hash, content_hashes, tokenizer_hash):
         assert len({one(folder) for folder in made}) == 1
     # What was filed under the first version keeps its key, and the others are found by theirs.
     assert [len(weights_hashes(folder)) for folder in made] == [1, 2, 2]
@@ -87,13 +87,13 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
 def test_only_what_can_change_a_result_counts(tmp_path: Path, change: dict[str, Any], counts: bool) -> None:
     folder = save_small_model(tmp_path / "model")
     config = read_json(folder / "config.json")
-    before = weights_hash(folder), content_hash(folder)
+    before = weights_hash(folder), content_hashes(folder)[0]
     write_json(folder / "config.json", {**config, **change})
-    assert ((weights_hash(folder), content_hash(folder)) != before) is counts
+    assert ((weights_hash(folder), content_hashes(folder)[0]) != before) is counts
     if counts:
         return
     (folder / "config.json").write_text(json.dumps(dict(reversed({**config, **change}.items()))))
-    assert (weights_hash(folder), content_hash(folder)) == before, "nor do order and layout"
+    assert (weights_hash(folder), content_hashes(folder)[0]) == before, "nor do order and layout"
 
 
 def test_what_a_nested_configuration_says_of_its_writer_does_not_count(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.exported_folder import export_folder
-from mlmclm.models.folder import content_hash, load_encoder, load_tokenizer, read_model, tokenizer_hash, weights_hash
+from mlmclm.models.folder import content_hashes, load_encoder, load_tokenizer, read_model, tokenizer_hash, weights_hash
 from mlmclm.models.given import read_initial
 from mlmclm.models.tokenizer_settings import SETTINGS, VOCABULARIES, wrote_settings
 from mlmclm.storage.files import read_json, write_json
@@ -275,7 +275,7 @@ def test_weights_beside_an_index_of_others_are_refused(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder.with_name("kept"))
     shard(folder)
     shutil.copy(folder.with_name("kept"), folder / "model.safetensors")
-    for use in (weights_hash, load_encoder, content_hash, read_initial):
+    for use in (weights_hash, load_encoder, content_hashes, read_initial):
         with pytest.raises(
             UserError, match=r"it has model.safetensors, and model.safetensors.index.json.*Delete the one"
         ):
@@ -299,12 +299,12 @@ def test_a_sharded_model_has_another_hash_than_when_its_index_was_hashed_and_ano
 def test_the_weights_that_the_configuration_names_are_loaded_and_hashed(folder: Path) -> None:
     original = load_encoder(folder).state_dict()
     named_weights(folder)
-    found, before = load_encoder(folder).state_dict(), (weights_hash(folder), content_hash(folder))
+    found, before = load_encoder(folder).state_dict(), (weights_hash(folder), content_hashes(folder)[0])
     assert all(torch.equal(found[name], original[name]) for name in original)
     changed_tensors(folder / "model.safetensors")
-    assert (weights_hash(folder), content_hash(folder)) == before
+    assert (weights_hash(folder), content_hashes(folder)[0]) == before
     changed_tensors(folder / "other.safetensors")
-    assert weights_hash(folder) != before[0] and content_hash(folder) != before[1]
+    assert weights_hash(folder) != before[0] and content_hashes(folder)[0] != before[1]
 
 
 @pytest.mark.parametrize(
@@ -353,10 +353,10 @@ def test_other_configurations_that_transformers_would_read_are_refused(folder: P
     ],
 )
 def test_what_changes_tokens_changes_the_hashes(folder: Path, file: str, values: dict[str, Any]) -> None:
-    before, initial = (weights_hash(folder), tokenizer_hash(folder)), content_hash(folder)
+    before, initial = (weights_hash(folder), tokenizer_hash(folder)), content_hashes(folder)[0]
     changed_json(folder / file, **values)
     assert weights_hash(folder) != before[0] and tokenizer_hash(folder) != before[1]
-    assert content_hash(folder) != initial
+    assert content_hashes(folder)[0] != initial
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_what_changes_tokens_changes_the_hashes(folder: Path, file: str, values:
 )
 def test_a_tokenizer_for_other_versions_that_no_hash_covers_is_refused(folder: Path, named: Any) -> None:
     changed_json(folder / SETTINGS, fast_tokenizer_files=named)
-    for key in (weights_hash, tokenizer_hash, content_hash):
+    for key in (weights_hash, tokenizer_hash, content_hashes):
         with pytest.raises(UserError, match="fast_tokenizer_files names"):
             key(folder)
 
