@@ -293,7 +293,7 @@ class Finetune(tune.Trainable):
             if computed:
                 self._get_ready(training, None)
                 self._ensure_source(trial)
-                for number, each in enumerate(self.compute(list(training.cells.values()), trial.every)):
+                for number, each in enumerate(self.compute([training.cells[key] for key in computed], trial.every)):
                     if "key" in each:
                         results_store.write(each)
                     elif number >= skipped:
