@@ -129,6 +129,10 @@ def test_commands_have_verbs_and_options_that_exist(content: str) -> None:
         elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
             assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file()
             checked += 1
+        elif words[:4] == ["pip", "install", "-c", "constraints.txt"]:
+            pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
+            assert all(f"\n{name}==" in pinned for name in words[4:])
+            checked += 1
         elif words[:3] == ["python", "-m", "pytest"]:
             assert all((ROOT / file).is_file() for file in words[3:] if file.startswith("tests/"))
             checked += 1
