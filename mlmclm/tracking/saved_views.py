@@ -36,7 +36,7 @@ def view_tags(main_scores: Mapping[str, str]) -> dict[str, str]:
     Args:
         main_scores: the main score of each task; without these, the tables have no columns of single tasks.
     """
-    tasks = [f"metrics.score {metric_name(task)}" for task in list(main_scores)[:MOST_TASKS]]
+    tasks = [f"metrics.{metric_name(task)} score" for task in list(main_scores)[:MOST_TASKS]]
     scores = [f"metrics.test_{metric_name(part)}" for score in main_scores.values() for part in score.split("+")]
     mean = ("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.sd_seeds")
     of_cells = (

@@ -175,12 +175,12 @@ def test_one_table_has_each_models_mean_interval_and_deviation_and_a_column_for_
     (whole,) = [run for run in runs(store) if run.info.run_name == "sweep study"]
     assert whole.data.tags["mlmclm.baseline"] == "b"
     table = {run.info.run_name: run.data.metrics for run in runs(store) if run.data.tags["mlmclm.kind"] == "model"}
-    assert table["a"]["score sst2"] == pytest.approx(0.82) and table["a"]["score mnli"] == pytest.approx(0.72)
+    assert table["a"]["sst2 score"] == pytest.approx(0.82) and table["a"]["mnli score"] == pytest.approx(0.72)
     assert table["a"]["score"] == pytest.approx(0.77) and table["a"]["sd_seeds"] == pytest.approx(stdev([0.80, 0.84]))
     assert table["b"]["score"] == pytest.approx(fmean([0.72, 0.62]))
     assert table["a"]["score_low"] < table["a"]["score"] < table["a"]["score_high"]
     shown = saved_views.view_tags(scores)[f"mlflow.sharedViewState.{saved_views.VIEW}"]
-    assert "metrics.`score sst2`" in shown and "metrics.`score mnli`" in shown
+    assert "metrics.`sst2 score`" in shown and "metrics.`mnli score`" in shown
     assert experiment.tags[f"mlflow.sharedViewState.{saved_views.VIEW}"] == shown, "and a later start keeps it"
     export(store, models)
     assert client(store).get_experiment_by_name("study").tags == experiment.tags
