@@ -397,7 +397,7 @@ def test_the_dashboard_names_trials_of_a_tuner_and_in_logs_those_of_a_sweep(tmp_
             tune.Tuner(FakeWorker, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
             run_sweep(cells, SweepOptions(store=tmp_path / "store", worker=FakeWorker, progress=False)).check()
             found = [
-                each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "FakeWorker"
+                each for each in list_actors(address=session.address, detail=True) if each.class_name == "FakeWorker"
             ]
             by_name = {each.repr_name: each.actor_id for each in found}
             assert by_name.keys() == {"a/sst2", "FakeWorker"}
