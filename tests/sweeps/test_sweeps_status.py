@@ -321,5 +321,5 @@ def test_without_a_command_a_sweep_is_run_and_a_file_may_be_called_as_a_command(
 def test_the_help_of_a_sweep_has_its_options_and_its_commands(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for word in ("--space", "--dry-run", "status", "cells", "retry", "export"):
+    for word in ("--space", "--dry-run", "status", "cells", "retry"):
         assert word in out
