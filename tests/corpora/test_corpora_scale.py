@@ -12,12 +12,9 @@ from small_corpora import SMALL, build, stream
 
 from benchmarks.scale import (
     DOCUMENT,
-    Fit,
     StoredTokens,
     brought,
     chunks_on_paper,
-    fitted,
-    memory,
     rows_of_node,
     sent,
     shares,
@@ -181,18 +178,3 @@ def test_chunks_on_paper_are_those_of_equal_documents(length: int) -> None:
     first, end = places(np.arange(number))
     assert np.array_equal(first, starts)
     assert set(ends + 1) <= set(end.tolist()) and (end - first).max() == min(length - 2, DOCUMENT)
-
-
-def test_a_fit_finds_the_costs_that_made_the_runs() -> None:
-    costs = Fit(cell=2e-3, pair=1e-5, second=0.02, wait=3e-4)
-    runs = [
-        {"workers": workers, "counted": counted, "seconds": 50.0, "driver": 50.0 * costs.busy(workers, counted / 50)}
-        for workers, counted in ((4, 5000), (4, 100), (48, 4000), (48, 200), (16, 1000))
-    ]
-    found = fitted(runs)
-    assert found == pytest.approx(costs, rel=1e-6)
-    assert found.busy(500, found.most(500)) == pytest.approx(1)
-    sizes = [
-        {"cells": n, "workers": w, "driver_mib": 20 + 0.05 * n + 1.5 * w} for n, w in ((100, 4), (900, 8), (300, 60))
-    ]
-    assert memory(sizes) == pytest.approx((20, 0.05, 1.5))
