@@ -66,8 +66,8 @@ def model_metrics(analysis: Analysis) -> dict[str, dict[str, float]]:
                 "score_low": row["low"],
                 "score_high": row["high"],
                 "chance": row["chance"],
+                "sd_seeds": math.sqrt(sum(squares) / len(squares)),
             }
-            numbers["sd_seeds"] = math.sqrt(sum(squares) / len(squares))
             numbers |= {
                 f"{task} score": found.seeds.value
                 for (own, task), found in analysis.effects.items()

@@ -137,7 +137,7 @@ def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[
     return about
 
 
-def _spoken(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     return "–" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
@@ -156,9 +156,9 @@ def _print(found: ServiceStatus, store: Path) -> None:
     if about["jobs"]:
         rows = [
             (
-                *(job["submission_id"], job["user"] or "–", job["status"].lower(), _spoken(job["seconds"])),
+                *(job["submission_id"], job["user"] or "–", job["status"].lower(), _duration(job["seconds"])),
                 "–" if job["cells"] is None else f"{job['done']:,} of {job['cells']:,}",
-                *(_spoken(job["seconds_left"]), job["study"] or job["entrypoint"]),
+                *(_duration(job["seconds_left"]), job["study"] or job["entrypoint"]),
             )
             for job in about["jobs"]
         ]

@@ -36,6 +36,9 @@ from mlmclm.tasks.declared_tasks import own_files
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch
 
+FILE = "run.json"
+AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
+"""Parts of a grid to which items may be added, and the word for one item."""
 TASKS = "tasks"
 AGAIN = "Run the study or sweep again to write it; what is finished is not computed again."
 Kind = Literal["study", "sweep"]
@@ -216,11 +219,6 @@ def watch_of(which: str, store: Path) -> Watch:
 def name_of(which: str) -> str:
     """Return the name of a study that is given by its name or its file; a `UserError` if the file is missing or wrong."""
     return load_file(Path(which)).name if is_path(which) else which
-
-
-FILE = "run.json"
-AXES = {"models": "model", "tasks": "task", "learning_rates": "learning rate", "seeds": "seed"}
-"""Parts of a grid to which items may be added, and the word for one item."""
 
 
 def grid_of(space: Space, models: Mapping[str, Sequence[str]]) -> dict[str, Any]:

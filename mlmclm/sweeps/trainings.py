@@ -45,7 +45,7 @@ class Training:
 
     @cached_property
     def all_but_seed(self) -> tuple[Any, ...]:
-        """What trainings that share a trial have in common."""
+        """All that must be equal for trainings to share a trial."""
         cells = [replace(cell, seed=0) for cell in self.cells.values()]
         return tuple((cell_name(cell), cell.weights, cell.protocol.model_dump_json(), cell.start) for cell in cells)
 

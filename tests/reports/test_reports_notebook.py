@@ -1,4 +1,4 @@
-"""What a notebook shows of results and comparisons: the verdict first, and the table that it is based on."""
+"""Results and comparisons in a notebook: the verdict first, and the table that it is based on."""
 
 from __future__ import annotations
 
