@@ -63,7 +63,7 @@ class FaultProxy:
         parts = urlsplit(target)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._faults: list[Fault] = []
-        self._down_until = 0.0
+        self._outage = self._down_until = 0.0
         self._every = 0
         self.caused: list[str] = []
         self._lock = threading.Lock()
@@ -97,8 +97,9 @@ class FaultProxy:
         return fault
 
     def outage(self, seconds: float) -> None:
-        """Answer every request with 503 from now on, for so long."""
-        self._down_until = time.monotonic() + seconds
+        """Answer every request with 503, for so long from the next one on: a slow client meets it too."""
+        with self._lock:
+            self._outage, self._down_until = seconds, 0.0
 
     def disturb(self, share: float) -> None:
         """Let a fault hit this share of all requests from now on, each kind in turn."""
@@ -109,12 +110,14 @@ class FaultProxy:
         with self._lock:
             self._faults.clear()
             self.seen.clear()
-        self._down_until = 0.0
+            self._outage = self._down_until = 0.0
 
     def hit(self, method: str, path: str) -> Fault | None:
         """Return the fault that hits this request, if one does."""
         with self._lock:
             self.seen.append((method, path))
+            if self._outage:
+                self._outage, self._down_until = 0.0, time.monotonic() + self._outage
             if time.monotonic() < self._down_until:
                 return Fault("down")
             for fault in self._faults:
