@@ -34,7 +34,7 @@ from mlmclm.analysis.results import (
 from mlmclm.analysis.seed_noise import Fit, fit_tasks
 from mlmclm.analysis.selection import best_setting, best_table, check_rule, chosen_table, picked_cells, with_settings
 from mlmclm.analysis.setups import SetupDifference, setup_differences
-from mlmclm.analysis.shared_trainings import seed_correlations, tasks_by_training
+from mlmclm.analysis.shared_trainings import in_common, seed_correlations, tasks_by_training
 from mlmclm.errors import UserError, unknown
 from mlmclm.registry import KINDS
 from mlmclm.results.chance import NO_CHANCES, Chances, chance_of
@@ -194,12 +194,17 @@ def analyse(
         }
         runs, fits = _fitted(pairs, chances)
     picked = {pair: picked_cells(group, chosen_rule, runs[pair]) for pair, group in pairs.items()}
-    alike = seed_correlations(runs, tasks_by_training(results))
+    correlations = seed_correlations(runs, tasks_by_training(results))
     run_effects = {}
     for pair, kept in own_rates.items():
+        model, task = pair
+        alike = {
+            other: correlation * in_common(picked[pair], picked.get((model, other), []), fits[pair].shared)
+            for other, correlation in correlations.get(task, {}).items()
+        }
         found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked[pair]))
         chosen = found.chosen[kept] if len(found.chosen) else found.chosen
-        run_effects[pair] = replace(found, chosen=chosen, alike=alike.get(pair[1], {}))
+        run_effects[pair] = replace(found, chosen=chosen, alike=alike)
     best = best_table(
         pairs,
         runs,

@@ -55,7 +55,7 @@ class Effect:
         pooled: whether the error is based on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
             pretraining runs (`replicates`), so that the errors of two models are estimated as one.
         runs: the noise of pretraining runs that the error is based on; None if no model of the task has several.
-        alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
+        alike: correlation of the seeds' noise with that on other tasks which may have the same trainings (`shared_trainings`), by task.
     """
 
     seeds: Estimate

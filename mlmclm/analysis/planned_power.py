@@ -74,7 +74,7 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
             pretraining=pretraining.get(task),
             together=together,
             freedom=float(np.mean([each or 0.0 for each in freedom])) if any(freedom) else None,
-            alike=effects[0].alike,
+            alike={other: float(np.mean([each.alike[other] for each in effects])) for other in effects[0].alike},
             runs=sum(runs),
             models=len({analysis.model_of[run] for run in known}),
         )

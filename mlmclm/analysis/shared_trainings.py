@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mlmclm.analysis.model_runs import Runs
-from mlmclm.analysis.results import Record
+from mlmclm.analysis.results import Record, seeds_of
 from mlmclm.results.measures import Array
 from mlmclm.seeds import Seeds
 
@@ -68,6 +68,21 @@ def seed_correlations(
         for one, other in pairs:
             found.setdefault(one, {})[other] = correlation
     return found
+
+
+def in_common(one: Sequence[Record], other: Sequence[Record], shared: float) -> float:
+    """Return the correlation of two tasks' means over their picked cells if a training's noise is the same in both of its scores.
+
+    Tasks that took the same learning rate are scored on the same trainings. Where they took different ones, the trainings are others.
+
+    Args:
+        one, other: the picked cells of a model, one for each seed (`selection.picked_cells`).
+        shared: correlation of the noise of a seed's trainings at different rates (`seed_noise`).
+    """
+    trainings = [{seeds_of(cell): (cell["learning_rate"], cell["setting"]) for cell in own} for own in (one, other)]
+    seeds = trainings[0].keys() & trainings[1].keys()
+    same = sum(trainings[0][each] == trainings[1][each] for each in seeds)
+    return (same + shared * (len(seeds) - same)) / math.sqrt(max(1, len(one) * len(other)))
 
 
 def deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:

@@ -13,7 +13,7 @@ from mlmclm.analysis.contrasts import weighted_sum
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.results import records
-from mlmclm.analysis.shared_trainings import seed_correlations, tasks_by_training
+from mlmclm.analysis.shared_trainings import in_common, seed_correlations, tasks_by_training
 from mlmclm.results.intervals import estimate
 from mlmclm.seeds import Seeds
 
@@ -65,6 +65,28 @@ def test_the_correlation_is_that_of_deviations_over_seeds_of_all_models_and_rate
     assert found == {"nq": {"mldr": pytest.approx(expected)}, "mldr": {"nq": pytest.approx(expected)}}
     few = {pair: runs(each[:1, :2].tolist()) for pair, each in every.items()}
     assert seed_correlations(few, [frozenset(("nq", "mldr"))])["nq"]["mldr"] == 1.0
+
+
+def test_tasks_have_in_common_the_trainings_at_the_rates_that_both_took() -> None:
+    draws = np.random.default_rng(0)
+    noise = draws.standard_normal(
+        (2, 4, 100_000)
+    )  # of trainings at two rates with four seeds, half of which is the seed's own
+    noise = math.sqrt(0.5) * noise + math.sqrt(0.5) * draws.standard_normal((1, 4, 100_000))
+    for rates in ((0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)):
+        one = [results_cell(seed, rate=0) for seed in range(4)]
+        other = [results_cell(seed, rate) for seed, rate in enumerate(rates)][:3]
+        expected = np.corrcoef(noise[0].mean(axis=0), noise[rates[:3], range(3)].mean(axis=0))[0, 1]
+        assert in_common(one, other, 0.5) == pytest.approx(expected, abs=0.01)
+    assert in_common([], one, 0.5) == 0.0
+
+
+def results_cell(seed: int, rate: int) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(("seed", "seed_head", "seed_order", "seed_dropout"), seed),
+        "learning_rate": rate,
+        "setting": "",
+    }
 
 
 def test_the_variance_of_a_sum_is_that_of_its_covariance_matrix() -> None:
