@@ -38,10 +38,6 @@ def finetune(
         ),
     ] = None,
     space: Annotated[str | None, Option(metavar="NAME|FILE", help="Fine-tune as this search space does.")] = None,
-    causal: Annotated[
-        bool | None, Option("--causal/--bidirectional", help="What a token sees, in place of the protocol's.")
-    ] = None,
-    pooling: Annotated[str | None, Option(help="mean, bos or last, in place of the protocol's.")] = None,
     changed: Annotated[
         list[str] | None,
         Option(
@@ -94,7 +90,7 @@ def finetune(
         seed={stream: seed if value is None else value for stream, value in own.items()},
         protocol=protocol,
         space=space,
-        settings=_settings(changed or (), causal=causal, pooling=pooling),
+        settings=_settings(changed or ()),
         start_from=start_from,
         prepare=not dry_run,
     )
@@ -109,7 +105,7 @@ def finetune(
         say(f"predictions: {predictions}")
 
 
-def _settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
+def _settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Return the protocol settings that the options change; raise UserError for a pair without `=`."""
     changes: dict[str, Any] = {}
     for pair in pairs:
@@ -117,10 +113,6 @@ def _settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None)
         if not equals:
             raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
         changes[name] = None if value == "null" else value  # as YAML reads it
-    if causal is not None:
-        changes["attention"] = "causal" if causal else "bidirectional"
-    if pooling is not None:
-        changes["pooling"] = pooling
     return changes
 
 
