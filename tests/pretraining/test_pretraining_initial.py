@@ -412,7 +412,7 @@ def test_a_whole_study_continues_from_a_folder_on_real_ray(tmp_path: Path) -> No
     assert not torch.equal(trained["model.norm.weight"], start.state_dict()["model.norm.weight"])
     shutil.rmtree(tmp_path / "decoder")  # from here on the store is enough
     code, _, errors = run(
-        "export", tmp_path / "store", "tiny-clm-50%-mlm40-20", "--step", "10", "--to", tmp_path / "out", home=tmp_path
+        "export", path, "tiny-clm-50%-mlm40-20", *words, "--step", "10", "--to", tmp_path / "out", home=tmp_path
     )
     assert code == 0, errors
     decoder = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "decoder")
