@@ -71,7 +71,6 @@ def export(
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import api
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.trained_study import TrainedStudy
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
@@ -98,8 +97,6 @@ def export(
         )
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
-    if not isinstance(opened, TrainedStudy):
-        raise UserError(f"{source}: its models are given; without --task there is nothing to export.")
     check_hub(push_to_hub, dry_run=dry_run)
     if revisions:
         model, made, pushed = export_kept_revisions(opened, model, to, repository, push_to_hub, dry_run=dry_run)

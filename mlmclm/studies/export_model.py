@@ -17,10 +17,10 @@ from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
 from mlmclm.reports.model_card import eval_results, model_cards
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.studies.exports import FoundState, find_state
+from mlmclm.studies.exports import FoundState, exported_models, find_state
 from mlmclm.studies.facts import reported_scores, study_card
 from mlmclm.studies.prepare import find_prepared
-from mlmclm.studies.trained_study import TrainedStudy, find_models
+from mlmclm.studies.study import Study
 
 MAIN = "main"
 EVAL_RESULTS = ".eval_results"
@@ -39,7 +39,7 @@ def check_hub(repository: str | None, *, dry_run: bool) -> None:
 
 
 def export_model(
-    study: TrainedStudy,
+    study: Study,
     model: str,
     to: Path,
     step: int | None,
@@ -62,14 +62,14 @@ def export_model(
         UserError: there is no such state, or the folder is not empty.
     """
     found, about = _located(study, model, step, push_to_hub)
-    exported = find_models(found.prepared).get(str(found.name))
+    exported = {each.name: each for each in exported_models(found.prepared)}.get(str(found.name))
     # The model's own folder is in that of its last state; another step has no scores.
     if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
         about["scores"] = reported_scores(study.place, study.folder, exported)
     _write(found, to, about, push_to_hub)
     if push_to_hub is None:
         return found, []
-    collection = study.name if len(study.file.models) > 1 else None
+    collection = study.name if len(study.trains.models) > 1 else None
     return found, _push(to, push_to_hub, str(found.name), collection, dry_run=dry_run)
 
 
@@ -89,7 +89,7 @@ def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository
 
 
 def export_kept_revisions(
-    study: TrainedStudy,
+    study: Study,
     model: str,
     to: Path,
     repository: str | None,
@@ -107,7 +107,7 @@ def export_kept_revisions(
         The model's name, what was written, and the uploaded tags by repository.
     """
     found, about = _located(study, model, None, push_to_hub)
-    name, steps = str(found.name), revision_steps(found.state.segments, study.file.recipe)
+    name, steps = str(found.name), revision_steps(found.state.segments, study.trains.recipe)
     made = export_revisions(found, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
     if made.missing:
         named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
@@ -119,10 +119,10 @@ def export_kept_revisions(
 
 
 def _located(
-    trained: TrainedStudy, model: str, step: int | None, push_to_hub: str | None
+    trained: Study, model: str, step: int | None, push_to_hub: str | None
 ) -> tuple[FoundState, dict[str, Any]]:
     """Return a model's state in the store, and what its study says of it; arguments as of `export_model`."""
-    study, place = trained.file, trained.place
+    study, place = trained.trains, trained.place
     try:
         name = parse(model, study.sizes)
         known = str(replace(name, checkpoint=None)) in study.models

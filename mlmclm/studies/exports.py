@@ -178,7 +178,7 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
             _export(prepared, name, stored.folder)
             stored.send()
     _link(prepared, name)
-    return exported_model(prepared, name)
+    return _exported(prepared, name)
 
 
 def _link(prepared: PreparedStudy, name: ModelName) -> None:
@@ -212,13 +212,14 @@ def _up_to_date(own: Path, file: Path) -> bool:
     return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
 
 
-def is_exported(prepared: PreparedStudy, name: ModelName) -> bool:
-    """Return whether a model has been exported."""
-    return ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name).is_here()
+def exported_models(prepared: PreparedStudy) -> list[SweepModel]:
+    """Return the models that `export_models` has exported already."""
+    store = prepared.place.store
+    keys = {name: prepared.model_folder(name).parent.name for name in prepared.plan.models}
+    return [_exported(prepared, name) for name, key in keys.items() if ExportedModel(store, key).is_here()]
 
 
-def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    """Return a model that `export_models` has exported."""
+def _exported(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     folder = prepared.model_folder(name)
     weights, *earlier = _remembered(folder)
     return SweepModel(str(name), folder, weights, tuple(earlier))

@@ -33,7 +33,7 @@ from mlmclm.pretraining.initial import (
     prepare_initial,
     source_sizes,
 )
-from mlmclm.progress import bars
+from mlmclm.progress import bars, say
 from mlmclm.storage.files import first_there, places_of, read_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
@@ -256,3 +256,21 @@ def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, 
         ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
     ]
     return ids["eos"] in pads
+
+
+def with_suite(study: StudyFile, suite: str) -> StudyFile:
+    """Return the study with a suite's models, and with the recipe fields that the suite sets.
+
+    Raises:
+        UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.
+    """
+    from mlmclm.plans.suite import find_suite
+
+    chosen = find_suite(suite, study.sizes)
+    if lacking := chosen.lacking(study.corpora):
+        say(
+            f"--suite {suite}: its mixes are left out, and all phases read the study's own text: the study's corpora lack {', '.join(lacking)}."
+        )
+    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
+    models = tuple(str(name) for name in chosen.parsed)
+    return study.model_copy(update={"models": models, "parts": {}, "baseline": None, "recipe": recipe})

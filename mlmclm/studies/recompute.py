@@ -358,15 +358,15 @@ class BundleCheck:
 
     def _made(self) -> dict[str, SweepModel]:
         """Pretrain or fetch the models that the store lacks, and return them by name."""
-        from mlmclm.studies.trained_study import TrainedStudy
+        from mlmclm.studies.study import Study
 
         file = load_file(self.folder / STUDY)
         if isinstance(file, StudyFile):
             # Under a name that no study of the store's own has, so that none of its models is replaced.
             name = f"verified-{stable_hash(self.record.study)[:12]}"
-            made = TrainedStudy(
-                file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)
-            ).narrowed(self.pretrained)
+            made = Study(file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)).narrowed(
+                self.pretrained
+            )
             return {model.name: model for model in made.pretrain()}
         found = {}
         for name in self.pretrained:

@@ -43,10 +43,9 @@ from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare, with_suite
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
-from mlmclm.studies.trained_study import with_suite
 from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 
