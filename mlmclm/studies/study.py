@@ -36,7 +36,7 @@ from mlmclm.studies.study_sweep import (
     StudySweep,
     expand_studies,
     find_given,
-    find_tasks_of,
+    open_tasks,
     prepare_tasks,
     study_space,
     sweep_of,
@@ -173,7 +173,8 @@ class Study:
             plan, prepared = self._planned()
             if prepared is not None:
                 # A cell's key contains hashes of its model and data, so none can be looked up before.
-                made = sweep_of(prepared, made.space, exported_models(prepared), find_tasks_of(prepared, made.space))
+                tasks = open_tasks(prepared.corpus.tokenizer, made.space, place, prepare=False)
+                made = sweep_of(prepared, made.space, exported_models(prepared), tasks)
             else:
                 for_each(made.space.tasks, self._check_data)
         return dataclasses.replace(plan, sweep=plan_of_sweep(made, workers=workers, price=price))

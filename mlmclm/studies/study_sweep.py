@@ -202,19 +202,6 @@ def sweep_of(
     return StudySweep(prepared.study, prepared.place, space, swept, prepared)
 
 
-def find_tasks_of(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
-    """Return the tasks that are prepared already, by name, and check the others."""
-    place, tokenizer = prepared.place, prepared.corpus.tokenizer
-
-    def one(name: str) -> PreparedTask | None:
-        task = get_task(name, place.task_dirs)
-        protocol = space.protocol_for(name)
-        return find_task(task, tokenizer, protocol, place.store, place.data_root, check=True)
-
-    found = zip(space.tasks, for_each(space.tasks, one), strict=True)
-    return {name: task for name, task in found if task is not None}
-
-
 def find_given(file: SweepFile, place: Place) -> StudySweep:
     """Find and check given models and the space, without any tasks' data; one error covers all models."""
     space = file.find_space()
@@ -256,7 +243,7 @@ def with_tasks(made: StudySweep, *, prepare: bool) -> StudySweep:
     with bars() as progress:
 
         def tokenise(each: SweptModel) -> SweptModel:
-            tasks = _tasks(each.model.folder, each.space, made.place, prepare=prepare, progress=progress)
+            tasks = open_tasks(each.model.folder, each.space, made.place, prepare=prepare, progress=progress)
             return replace(each, tasks=tasks)
 
         made = replace(made, models=tuple(for_each(made.models, tokenise)))
@@ -285,7 +272,11 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
     return file.model_copy(update={"models": named})
 
 
-def _tasks(folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any) -> dict[str, PreparedTask]:
+def open_tasks(
+    folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any = None
+) -> dict[str, PreparedTask]:
+    """Return the tasks that are prepared for a folder's tokenizer, by name, and check the others, or `prepare` them."""
+
     def one(name: str) -> PreparedTask | None:
         task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
         # Another model with this tokenizer may have prepared the task.
