@@ -38,10 +38,8 @@ def compare(
             "or rates by seed.",
         ),
     ] = None,
-    task: Annotated[
-        list[str] | None, Option(help="One of the study's tasks, in place of all; may be given several times.")
-    ] = None,
-    metric: Annotated[str | None, Option(help="A score in place of the tasks' main one.")] = None,
+    task: options.OneTask = None,
+    metric: options.Metric = None,
     rule: options.Rule = None,
     scores: Annotated[
         list[Path] | None,
@@ -50,16 +48,8 @@ def compare(
             help="Scores that another tool has written, with both runs in it; may be given several times.",
         ),
     ] = None,
-    reader: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="The format of the scores: table, lm-eval, mteb or encodeval; by default it is recognised.",
-        ),
-    ] = None,
-    common: Annotated[
-        bool, Option("--common", help="Leave out the examples that only one side has; without this they are an error.")
-    ] = False,
+    reader: options.Reader = None,
+    common: options.Common = False,
     chance: options.Chance = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,

@@ -37,13 +37,7 @@ def import_results(
             "all tasks; may be given several times.",
         ),
     ] = None,
-    claims: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME|FILE",
-            help="Test the claims of a packaged file (mlm-vs-clm, ettin) or one of your own (YAML); may be given several times.",
-        ),
-    ] = None,
+    claims: options.Claims = None,
     model: Annotated[list[str] | None, Option(help="Only this model; may be given several times.")] = None,
     task: Annotated[list[str] | None, Option(help="Only this task; may be given several times.")] = None,
     rate: Annotated[
