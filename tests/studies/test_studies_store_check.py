@@ -323,7 +323,7 @@ def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared
     changed_result(store, weights="0" * 64)
     code, found = again()
     assert (code, [status for status, _ in found]) == (0, ["equal", "not computed"])
-    assert "is not in the store" in found[1][1]
+    assert "is not here" in found[1][1]
     assert file.is_file()
     assert len({each.folder for each in models_in(store).values()}) == 2
 
