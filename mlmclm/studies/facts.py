@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mlmclm.analysis.results import records
-from mlmclm.answers.named_facts import continuation, made, named_facts, phase_facts
+from mlmclm.answers.named_facts import continuation, named_facts, phase_facts
 from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
@@ -338,7 +338,6 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
         switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
         # How a given model was made is not known.
-        made=made(name) if initial is None else "",
         phases=phase_facts(name) if initial is None else (),
         continued=continuation(name, given=initial is not None),
         since=() if initial is None else phase_facts(name),

@@ -12,7 +12,7 @@ from report_study import facts
 
 import mlmclm
 from mlmclm.analysis.analyse import analyse
-from mlmclm.answers.named_facts import continuation, made, phase_facts
+from mlmclm.answers.named_facts import continuation, phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
@@ -33,7 +33,6 @@ def model(name: str) -> ModelFacts:
         steps=parsed.steps,
         size=parsed.size,
         parameters=PARAMETERS[parsed.size],
-        made=made(parsed),
         phases=phase_facts(parsed),
         continued=continuation(parsed),
         finished="" if parsed.checkpoint is None else str(replace(parsed, checkpoint=None)),
@@ -207,8 +206,7 @@ def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() 
     # Given weights: two sizes, whose models start from other ones.
     given = study("2m-untrained", "7m-untrained", "2m-clm-300", "7m-clm-300")
     models = [
-        replace(each, phases=(), made="", continued=continuation(parse(each.name), given=True))
-        for each in given.facts.models
+        replace(each, phases=(), continued=continuation(parse(each.name), given=True)) for each in given.facts.models
     ]
     found = series(report_input(given.analysis, replace(given.facts, models=tuple(models))), "continued")
     assert set(found) == {"2m, CLM from 2m", "7m, CLM from 7m"}
@@ -243,8 +241,7 @@ def test_converted_models_of_the_published_suites_have_the_papers_counterparts()
     def natives(suite: str, size: str) -> dict[str, str]:
         plans = [plan for plan in find_suite(suite).parsed if plan.size == size]
         models = [
-            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, made=made(plan), phases=phase_facts(plan))
-            for plan in plans
+            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, phases=phase_facts(plan)) for plan in plans
         ]
         found = {model.name: native_of(model, models) for model in models}
         return {name: native.name for name, native in found.items() if native is not None}
