@@ -97,7 +97,7 @@ def test_mistakes_are_said(study: Path, store: Path, tmp_path: Path, run: Run) -
         ),
         (
             ("small", "1m-clm-30-7", "--store", store),
-            "no intact state of model '1m-clm-30-7' at step 7; there are steps",
+            "no intact state of model '1m-clm-30-7' at step 7; train it with",
         ),
         (
             (study, "1m-clm-999", "--store", store),
