@@ -12,8 +12,11 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.errors import UserError
 from mlmclm.numbers import count, time_text
 from mlmclm.plans.devices import DEFAULT_UTILISATION
+from mlmclm.progress import say
+from mlmclm.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from mlmclm.plans.costs import Cost
@@ -38,6 +41,7 @@ def plan(
     utilisation: Annotated[
         float, Option(help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
+    picture: Annotated[Path | None, Option(help="Also draw the stages into this .html file.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Shows the training stages that model names stand for, and what they cost.
@@ -48,13 +52,20 @@ def plan(
     A phase can be given as a share of the whole, as in 1m-clm-25%-mlm40-1k. For a suite, what departs from its publication is listed
     too.
 
-    Example: mlmclm plan --suite paper --device mi250x
+    Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
     from mlmclm.studies.priced_plan import price_plan
 
+    if picture is not None and picture.suffix != ".html":
+        raise UserError(f"--picture {picture}: pictures are HTML pages; allowed: a name that ends in .html.")
     priced = price_plan(
         names or (), suite=suite, study=study, device=device, vocabulary=vocabulary, utilisation=utilisation
     )
+    if picture is not None:
+        from mlmclm.studies.priced_plan import plan_page
+
+        write_atomic(picture, plan_page(priced.plan, priced.pricing))
+        say(f"picture: {picture}")
     if as_json:
         print_json(priced.as_dict())
         return

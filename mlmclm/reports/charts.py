@@ -202,13 +202,14 @@ class Whisker:
 
 @dataclass(frozen=True)
 class Stripe:
-    """A horizontal bar in a row, `thickness` pixels high."""
+    """A horizontal bar in a row, `thickness` pixels high, with a label in its middle."""
 
     start: float
     stop: float
     row: float
     thickness: float
     words: str
+    label: str = ""
     kind: str = ""
 
 
@@ -246,10 +247,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Upright:
-    """A vertical line behind all series."""
+    """A vertical line behind all series, over the whole height or between two values of the vertical axis."""
 
     x: float
     style: Style
+    ends: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -288,9 +290,9 @@ class Chart:
         if not math.isnan(value):
             self.behind.append(Level(value, words))
 
-    def upright(self, x: float, style: Style) -> None:
+    def upright(self, x: float, style: Style, ends: tuple[float, float] | None = None) -> None:
         """Draw a vertical line, see `Upright`."""
-        self.behind.append(Upright(x, style))
+        self.behind.append(Upright(x, style, ends))
 
     def level_words(self, level: Level) -> str:
         """Return the words at a level, with an arrow if its value is beyond the axis."""

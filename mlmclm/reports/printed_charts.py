@@ -144,10 +144,9 @@ def _draw(axes: Axes, chart: charts.Chart) -> None:
 
 def _behind(axes: Axes, chart: charts.Chart, line: charts.Upright | charts.Level) -> None:
     if isinstance(line, charts.Upright):
+        low, high = line.ends or (chart.y.low, chart.y.high)
         axes.plot(
-            [line.x, line.x],
-            [chart.y.low, chart.y.high],
-            **_look(line.style) | {"linewidth": 0.7, "linestyle": ":", "zorder": 1},
+            [line.x, line.x], [low, high], **_look(line.style) | {"linewidth": 0.7, "linestyle": ":", "zorder": 1}
         )
         return
     axis = chart.x if chart.y.rows else chart.y
@@ -201,6 +200,8 @@ def _mark(axes: Axes, chart: charts.Chart, mark: charts.Mark, look: dict[str, An
                 alpha=shade,
                 zorder=look["zorder"],
             )
+            if mark.label:
+                axes.text((mark.start + mark.stop) / 2, mark.row, mark.label, ha="center", va="center", color="white")
         case charts.HeatCell():
             axes.barh(mark.row, 1, 1, left=mark.column - 0.5, color=look["color"], alpha=mark.opacity, linewidth=0)
             colour = "white" if mark.tone == "bar" else INK

@@ -115,7 +115,9 @@ class _SvgChart:
             f'width="{_short(100 * (self._chart.x.share(mark.stop) - self._chart.x.share(mark.start)))}%" '
             f'height="{_short(mark.thickness)}"'
         )
-        return _closed(start, "rect", _title(mark.words))
+        return _closed(start, "rect", _title(mark.words)) + self._on_bar(
+            (mark.start + mark.stop) / 2, mark.row, mark.label
+        )
 
     def _tile(self, mark: charts.HeatCell) -> str:
         left, right = (self._chart.x.share(mark.column + side) for side in (-0.5, 0.5))
@@ -124,13 +126,17 @@ class _SvgChart:
             f'<rect x="{_short(100 * left)}%" y="{_short(top)}" width="{_short(100 * (right - left))}%" '
             f'height="{_short(bottom - top)}" fill-opacity="{_short(mark.opacity)}"'
         )
-        place = f'x="{self._x(mark.column)}" y="{_short(float(self._y(mark.row)) + 4)}"'
-        label = f'<text class="on-{mark.tone}" {place}>{escape(mark.label)}</text>'
+        label = self._on_bar(mark.column, mark.row, mark.label, f"on-{mark.tone}")
         return _closed(start, "rect", _title(mark.words)) + label
 
+    def _on_bar(self, x: float, row: float, label: str, kind: str = "on-bar") -> str:
+        place = f'x="{self._x(x)}" y="{_short(float(self._y(row)) + 4)}"'
+        return f'<text class="{kind}" {place}>{escape(label)}</text>' if label else ""
+
     def _upright(self, line: charts.Upright) -> str:
+        top, bottom = ("0", str(self._height)) if line.ends is None else (self._y(end) for end in line.ends)
         x = self._x(line.x)
-        return f'<line{_look(line.style)} x1="{x}" x2="{x}" y1="0" y2="{self._height}"/>'
+        return f'<line{_look(line.style)} x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
 
     def _level(self, level: charts.Level) -> str:
         chart = self._chart

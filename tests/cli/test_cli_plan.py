@@ -1,8 +1,9 @@
-"""`mlmclm plan` on the command line: a table and JSON say the same; wrong options are refused before anything is written."""
+"""`mlmclm plan` on the command line: a table, JSON and a picture say the same; wrong options are refused before anything is written."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,15 @@ def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
     assert (found["sizes"]["1m"]["vocabulary"], found["sizes"]["1m"]["vocabulary_of"]) == (4096, "as given")
 
 
+def test_the_picture_is_a_page_that_needs_nothing_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    assert run(capsys, "plan", *NAMES, "--picture", path)[0] == 0
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", page)
+    for part in ("610m clm 0-42000", "610m mlm40 10000-42000", "steps 0 to 1,000, for", "74,000 steps, 84,000"):
+        assert part in page
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -106,6 +116,8 @@ def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
         (["--suite", "papr"], "Did you mean 'paper'"),
         (["2m-clm-42k", "--device", "h1000"], "Did you mean 'h100'"),
         (["2m-clm-42k", "--utilisation", "1.5"], "at most 1"),
+        (["2m-clm-42k", "--picture", "plan.svg"], "ends in .html"),
+        (["2m-clm-42k", "--picture", "plan.png"], "ends in .html"),
     ],
 )
 def test_wrong_options_are_user_errors(capsys: pytest.CaptureFixture[str], words: list[str], part: str) -> None:
