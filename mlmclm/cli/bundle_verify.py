@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Column
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.output import print_json, show, show_recomputed, show_table
 
 
 def verify(
@@ -78,17 +78,9 @@ def verify(
             {**facts, "recomputed": [asdict(each) for each in found], "confidence": 0.95, "at_most_wrong": share}
         )
     else:
-        show_table(
-            ("cell", "computed again", Column("detail"), "key"),
-            [(each.name, each.status, each.detail, each.key[:12]) for each in found],
-            drop=("key",),
-        )
-        show(
-            ", ".join(
-                f"{sum(each.status == status for each in found)} {status}"
-                for status in dict.fromkeys(each.status for each in found)
-            )
-        )
+        show_recomputed(found)
+        counts = Counter(each.status for each in found)
+        show(", ".join(f"{number} {status}" for status, number in counts.items()))
         others = {each.status for each in found} - {"equal", "differs"}
         counted = f", if what is {' or '.join(sorted(others))} counts as wrong" if others else ""
         show(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.output import flat, print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 
@@ -122,33 +122,27 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
     from mlmclm.sweeps.cells import cell_name
 
     cell, key, results_store = planned.cell, planned.key, planned.results_store
-    there = results_store.find(key) is not None
+    about = {
+        "key": key,
+        "file": str(results_store.path(key)),
+        "there": results_store.find(key) is not None,
+        "model": cell.model,
+        "folder": str(cell.model_folder),
+        "weights": cell.weights,
+        "task": cell.task,
+        "task_data": cell.task_data,
+        "learning_rate": cell.learning_rate,
+        "seed": seed_value(cell.seed),
+        "protocol": cell.identity(),
+        "metric": cell.declared.metric,
+        "start": cell.start.key if cell.start else None,
+    }
     if as_json:
-        print_json(
-            {
-                "key": key,
-                "file": str(results_store.path(key)),
-                "there": there,
-                "model": cell.model,
-                "folder": str(cell.model_folder),
-                "weights": cell.weights,
-                "task": cell.task,
-                "task_data": cell.task_data,
-                "learning_rate": cell.learning_rate,
-                "seed": seed_value(cell.seed),
-                "protocol": cell.identity(),
-                "metric": cell.declared.metric,
-                "start": cell.start.key if cell.start else None,
-            }
-        )
+        print_json(about)
         return
     show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
-    show(f"key: {key}")
-    show(f"result: {results_store.path(key)} ({'there' if there else 'to be computed'})")
-    show(f"model: {cell.model_folder} (weights {cell.weights})")
-    show(f"task: {cell.task} (data {cell.task_data})")
-    for name, value in cell.identity().items():
-        show(f"protocol.{name}: {value}")
+    for name, value in flat(about):
+        show(f"{name}: {value}")
 
 
 def _show_result(found: CellResult, *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +19,8 @@ from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mlmclm.studies.recompute import Recomputed
 
 ENDLESS = 100_000
 """Console width at which nothing is ever wrapped."""
@@ -77,6 +79,21 @@ def print_json(value: Any) -> None:
     """Print one JSON object."""
     spoken()
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of nested settings: `corruption.mask`."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)
+
+
+def show_recomputed(found: Sequence[Recomputed]) -> None:
+    """Print cells that were computed again, with what differs."""
+    rows = [(each.name, each.status, each.detail, each.key[:12]) for each in found]
+    show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
 
 
 def show_claims(found: pd.DataFrame) -> None:
