@@ -245,7 +245,8 @@ class Study:
         Raises:
             UserError: a model, a task or a setting is wrong; one error covers all of them.
         """
-        assert isinstance(self.file, SweepFile)
+        if isinstance(self.file, StudyFile):
+            raise UserError(f"{self.source}: it trains its models, so `run` makes its sweep.")
         return with_tasks(find_given(self.file, self.place), prepare=prepare)
 
     def run(
@@ -396,9 +397,11 @@ class Study:
     def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
         """Return the plan of pretraining, and the prepared study if nothing is left to prepare."""
         file, place, fault = self.trains, self.place, None
+        plan = make_plan(
+            file.parsed, file.recipe, beside=file.beside
+        )  # first, so that a wrong name fails before all else
         prepared = find_prepared(file, place)
         if prepared is None:
-            plan = make_plan(file.parsed, file.recipe, beside=file.beside)
             check_models_to_continue(file, place, plan)
             try:
                 check_sources(file, place)
