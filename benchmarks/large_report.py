@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record
-from mlmclm.answers.named_facts import made, phase_facts
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.write_report import write_report
@@ -35,7 +35,7 @@ def facts_of(file: StudyFile) -> StudyFacts:
     space = find_space("paper")
     plans = {name: parse(name) for name in file.models}
     models = [
-        ModelFacts(name, "pretrained", size=plan.size, made=made(plan), phases=phase_facts(plan), tokens=plan.steps)
+        ModelFacts(name, "pretrained", size=plan.size, phases=phase_facts(plan), tokens=plan.steps)
         for name, plan in plans.items()
     ]
     tasks = [TaskFacts(task.name, task.title, task.family, task.metric) for task in map(get_task, space.tasks)]
