@@ -39,20 +39,18 @@ def facts_of(file: StudyFile) -> StudyFacts:
         for name, plan in plans.items()
     ]
     tasks = [TaskFacts(task.name, task.title, task.family, task.metric) for task in map(get_task, space.tasks)]
-    return StudyFacts(
-        "paper", "", tuple(models), tuple(tasks), space.learning_rates, space.seeds, claims=file.find_claims()
-    )
+    return StudyFacts("paper", "", tuple(models), tuple(tasks), claims=file.find_claims())
 
 
 def results_of(facts: StudyFacts) -> list[Record]:
     """Return a result for each cell of the grid."""
-    generator = np.random.default_rng(0)
+    generator, space = np.random.default_rng(0), find_space("paper")
     results: list[dict[str, Any]] = []
     for model in facts.models:
         for task in facts.tasks:
             level = generator.normal(0.7, 0.02)
-            for place, rate in enumerate(facts.learning_rates):
-                for seed in facts.seeds:
+            for place, rate in enumerate(space.learning_rates):
+                for seed in space.seeds:
                     scores = level - STEP_COST * abs(place - BEST) + generator.normal(0, NOISE, 2)
                     results.append(
                         {

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
-from mlmclm.seeds import Seed
 
 Kind = Literal["pretrained", "continued", "untrained", "external"]
 """How a model was made: here from scratch, here from given weights, by initialisation only, or elsewhere."""
@@ -129,8 +128,6 @@ class StudyFacts:
     command: str  # that runs it again, as typed
     models: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
-    learning_rates: tuple[float, ...]
-    seeds: tuple[Seed, ...]
     baseline: str | None = None  # the name of the untrained model
     corpus: Mapping[str, Value] = field(default_factory=dict)  # source, documents, tokens, tokenizer
     recipe: Mapping[str, Value] = field(default_factory=dict)  # pretraining settings shared by all models

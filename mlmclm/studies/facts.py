@@ -254,8 +254,6 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
         command="",
         baseline=file.baseline,
         tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
-        learning_rates=space.learning_rates,
-        seeds=space.seeds,
         protocol={key: _plain(value) for key, value in settings.items()},
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )

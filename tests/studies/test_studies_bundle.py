@@ -184,7 +184,7 @@ def test_names_on_the_hub_are_published_at_the_commits_of_the_store(tmp_path: Pa
 def test_facts_of_zero_shot_tasks_are_read_again() -> None:
     """How a chance level is got is text among numbers."""
     metrics = {"acc": {"score": 0.5, "low": None, "high": None, "examples": 4, "chance": 0.25, "chance_how": "a guess"}}
-    own = StudyFacts("s", "", (), (), (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", metrics),))
+    own = StudyFacts("s", "", (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", metrics),))
     assert FACTS.validate_json(FACTS.dump_json(own)) == own
 
 
