@@ -128,7 +128,6 @@ class StudyFacts:
     command: str  # that runs it again, as typed
     models: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
-    baseline: str | None = None  # the name of the untrained model
     corpus: Mapping[str, Value] = field(default_factory=dict)  # source, documents, tokens, tokenizer
     recipe: Mapping[str, Value] = field(default_factory=dict)  # pretraining settings shared by all models
     protocol: Mapping[str, Value] = field(default_factory=dict)  # fine-tuning settings

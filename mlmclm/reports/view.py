@@ -70,7 +70,7 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
     extra = [model for model in facts.models if model not in models]
     every = styles(
         [model.name for model in (*listed, *extra)],
-        analysis.baseline or facts.baseline,
+        analysis.baseline,
         ranked=order,
         kinds={model.name: model.objective for model in (*listed, *extra)},
     )

@@ -252,7 +252,6 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
     return StudyFacts(
         name=file.name,
         command="",
-        baseline=file.baseline,
         tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
         protocol={key: _plain(value) for key, value in settings.items()},
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),

@@ -63,7 +63,7 @@ def study(models: dict[str, str] = WAYS, *, zero_shot: bool = True) -> tuple[Ana
                    "perplexity": {"score": 1234.5, "low": None, "high": None, "examples": 50}}  # fmt: skip
         found.append(ZeroShotFacts(name, "last_word", "causal", "acc", metrics, values))
     about = replace(
-        facts(baseline=None),
+        facts(),
         models=known,
         tasks=tuple(TaskFacts(task, task, family, metric) for task, (family, metric) in TASKS.items()),
         zero_shot=tuple(found) if zero_shot else (),

@@ -50,7 +50,7 @@ def model(name: str, **more: Any) -> ModelFacts:
 
 
 def facts_of(*names: str, **more: Any) -> StudyFacts:
-    return replace(small_facts(baseline=None), models=tuple(map(model, names)), **more)
+    return replace(small_facts(), models=tuple(map(model, names)), **more)
 
 
 def names_of(pairs: Any) -> list[tuple[str, str]]:
