@@ -87,7 +87,7 @@ def compare(
             common=common,
             chances=options.chance_levels(chance or ()),
         )
-        _print(first, second, found, {"unit": found.unit}, as_json=as_json)
+        _print(first, second, found, {"left_out": found.left_out, "unit": found.unit}, as_json=as_json)
         return
     for option, value in (("--scores", scores), ("--reader", reader), ("--common", common), ("--chance", chance)):
         if value:
@@ -104,15 +104,16 @@ def compare(
         raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
         found = there.compare_cells(first, second, metric=metric)
-    _print(first, second, found, {"over": list(map(without_nan, found.over)), "notes": found.notes}, as_json=as_json)
+    over = list(map(without_nan, found.over))
+    more = {"over": over, "left_out": found.left_out, "notes": found.notes}
+    _print(first, second, found, more, as_json=as_json)
 
 
 def _print(first: str, second: str, found: Comparison, more: Mapping[str, Any], *, as_json: bool) -> None:
     if not as_json:
         _show(first, second, found)
         return
-    rows = list(map(without_nan, found.rows))
-    print_json({"first": first, "second": second, "tasks": rows, "left_out": found.left_out, **more})
+    print_json({"first": first, "second": second, "tasks": list(map(without_nan, found.rows)), **more})
 
 
 def _show(first: str, second: str, found: Comparison) -> None:
