@@ -57,7 +57,7 @@ def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call
     code, output, _ = call(*verify, "--json")
     assert code == 1
     (damaged,) = (one for kind in json.loads(output)["kinds"] for one in kind["damaged"])
-    assert (damaged["path"], damaged["reason"]) == (str(shards[1]), "it is not what was written")
+    assert damaged["path"] == str(shards[1]) and damaged["reason"].startswith("it is not what was written")
     assert call("study", *words, "--dry-run")[1].splitlines()[1].endswith("prepared"), "sizes are all that is looked at"
 
     shards[1].unlink()
