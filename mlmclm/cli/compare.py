@@ -146,7 +146,7 @@ def _show(first: str, second: str, found: Comparison) -> None:
     if all(_scale(row) == 1 for row in rows):
         show("Scores are points of 100.")
     for own, words in ((rows, _number_shown), (rows, _covered), (found.rows, _tested), (found.rows, _choice)):
-        for said, tasks in _by(own, lambda row, words=words: words(row, found.unit)).items():  # type: ignore[misc]
+        for said, tasks in _by(own, words, found.unit).items():
             show(f"{said}: {', '.join(tasks)}")
     if corrected and tests > 1:
         whole = f"the {tests} tasks" if of_tool else "all pairs of models and all tasks of the study"
@@ -182,12 +182,14 @@ def _scale(row: Mapping[str, Any]) -> float:
     return 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
 
 
-def _by(rows: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any]], str]) -> dict[str, list[str]]:
+def _by(
+    rows: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any], str], str], unit: str
+) -> dict[str, list[str]]:
     """Return the tasks by what is to be said about them."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if words(row):
-            found.setdefault(words(row), []).append(row["task"])
+        if said := words(row, unit):
+            found.setdefault(said, []).append(row["task"])
     return found
 
 
@@ -223,7 +225,7 @@ def _tested(row: Mapping[str, Any], unit: str) -> str:
     return "; ".join(filter(None, (test, groups)))
 
 
-def _choice(row: Mapping[str, Any], unit: str) -> str:
+def _choice(row: Mapping[str, Any], _: str) -> str:
     """Say what neither the interval nor p of another tool's scores knows; empty if nothing was chosen."""
     if row.get("rates_tried", 1) == 1:
         return ""
