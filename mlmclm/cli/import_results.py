@@ -66,7 +66,7 @@ def import_results(
     from mlmclm.analysis.stated_claims import stated_claim
     from mlmclm.analysis.summary import summary
     from mlmclm.answers.imported_results import import_results as read
-    from mlmclm.cli.study_report import show_best
+    from mlmclm.cli.study_report import show_advice, show_best
     from mlmclm.reports.cautions import chance_unknown
 
     results = read(
@@ -90,8 +90,7 @@ def import_results(
         where = None if report is None else str(report)
         print_json({"report": where, "verdicts": said, **filed, **summary(results.analysis)})
         return
-    for line in results.advice.lines():
-        show(line)
+    show_advice(results.advice)
     if lacking := chance_unknown(results.analysis):
         show(f"{lacking} --chance TASK=VALUE states it.")
     if results.analysis.missing:

@@ -165,7 +165,7 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
 
 
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
+    stored = _stored(prepared, name)
 
     def there() -> bool:
         return stored.damage() is None
@@ -214,9 +214,11 @@ def _up_to_date(own: Path, file: Path) -> bool:
 
 def exported_models(prepared: PreparedStudy) -> list[SweepModel]:
     """Return the models that `export_models` has exported already."""
-    store = prepared.place.store
-    keys = {name: prepared.model_folder(name).parent.name for name in prepared.plan.models}
-    return [_exported(prepared, name) for name, key in keys.items() if ExportedModel(store, key).is_here()]
+    return [_exported(prepared, name) for name in prepared.plan.models if _stored(prepared, name).is_here()]
+
+
+def _stored(prepared: PreparedStudy, name: ModelName) -> ExportedModel:
+    return ExportedModel(prepared.place.store, prepared.target(name).key(prepared.fingerprint))
 
 
 def _exported(prepared: PreparedStudy, name: ModelName) -> SweepModel:
@@ -246,7 +248,7 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         UserError: the new export has another hash, so its cells would have other keys.
     """
     for name in prepared.plan.models:
-        stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
+        stored = _stored(prepared, name)
         folder = stored.folder
         if str(name) not in names:
             continue
