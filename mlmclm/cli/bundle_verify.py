@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Column
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_recomputed, show_table
+from mlmclm.cli.output import print_json, show, show_table
+
+if TYPE_CHECKING:
+    from mlmclm.studies.recompute import Recomputed
 
 
 def verify(
@@ -88,3 +93,9 @@ def verify(
         )
     if any(each.status == "differs" for each in found):
         raise typer.Exit(1)
+
+
+def show_recomputed(found: Sequence[Recomputed]) -> None:
+    """Print cells that were computed again, with what differs."""
+    rows = [(each.name, each.status, each.detail, each.key[:12]) for each in found]
+    show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))

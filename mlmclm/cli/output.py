@@ -20,8 +20,6 @@ from mlmclm.progress import spoken
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mlmclm.studies.recompute import Recomputed
-
 ENDLESS = 100_000
 """Console width at which nothing is ever wrapped."""
 VERDICTS = ("seen", "contradicted", "too small to tell", "not tested here")
@@ -88,12 +86,6 @@ def flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]
             yield from flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", str(value)
-
-
-def show_recomputed(found: Sequence[Recomputed]) -> None:
-    """Print cells that were computed again, with what differs."""
-    rows = [(each.name, each.status, each.detail, each.key[:12]) for each in found]
-    show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
 
 
 def show_claims(found: pd.DataFrame) -> None:

@@ -12,7 +12,8 @@ import typer
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_recomputed, show_table
+from mlmclm.cli.bundle_verify import show_recomputed
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.cli.store_studies import studies
 from mlmclm.cli.store_why import why
 from mlmclm.errors import UserError
