@@ -69,7 +69,7 @@ def export_model(
     _write(found, to, about, push_to_hub)
     if push_to_hub is None:
         return found, []
-    collection = study.name if len(study.trains.models) > 1 else None
+    collection = study.name if len(study.trained_file.models) > 1 else None
     return found, _push(to, push_to_hub, str(found.name), collection, dry_run=dry_run)
 
 
@@ -107,7 +107,7 @@ def export_kept_revisions(
         The model's name, what was written, and the uploaded tags by repository.
     """
     found, about = _located(study, model, None, push_to_hub)
-    name, steps = str(found.name), revision_steps(found.state.segments, study.trains.recipe)
+    name, steps = str(found.name), revision_steps(found.state.segments, study.trained_file.recipe)
     made = export_revisions(found, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
     if made.missing:
         named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
@@ -122,7 +122,7 @@ def _located(
     trained: Study, model: str, step: int | None, push_to_hub: str | None
 ) -> tuple[FoundState, dict[str, Any]]:
     """Return a model's state in the store, and what its study says of it; arguments as of `export_model`."""
-    study, place = trained.trains, trained.place
+    study, place = trained.trained_file, trained.place
     try:
         name = parse(model, study.sizes)
         known = str(replace(name, checkpoint=None)) in study.models

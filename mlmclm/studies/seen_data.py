@@ -62,7 +62,7 @@ def seen_data(
     Raises:
         UserError: the arguments don't go together, or a step is beyond the model's last.
     """
-    study = trained.trains
+    study = trained.trained_file
     model = study.model_of(model, where=trained.source) if model is not None else None
     if labels and model is None:
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")

@@ -144,7 +144,7 @@ class Study:
         return cell, dict(result["scores"])
 
     @property
-    def trains(self) -> StudyFile:
+    def trained_file(self) -> StudyFile:
         """The file of a study that trains its models; a `UserError` if they are given."""
         if isinstance(self.file, SweepFile):
             raise UserError(f"{self.source}: its models are given; there is nothing to pretrain.")
@@ -187,8 +187,8 @@ class Study:
 
     def plan_pretraining(self) -> StudyPlan:
         """Return the plan without the sweep; a study that is only pretrained needs no search space."""
-        if self.trains.space is not None:
-            study_space(self.trains, self.place.task_dirs)
+        if self.trained_file.space is not None:
+            study_space(self.trained_file, self.place.task_dirs)
         return self._planned()[0]
 
     def prepare(
@@ -206,7 +206,7 @@ class Study:
         """
         from mlmclm.studies.work import one_session
 
-        file = self.trains
+        file = self.trained_file
         space = None if file.space is None else study_space(file, self.place.task_dirs)
         with one_session(self.place, ray, wait_for_nodes) as opened:
             prepared = self._prepared(opened)
@@ -224,7 +224,7 @@ class Study:
         """
         from mlmclm.studies.work import work_on
 
-        with work_on(self.trains, self.place, ray, wait_for_nodes) as work:
+        with work_on(self.trained_file, self.place, ray, wait_for_nodes) as work:
             return self._trained(self._prepared(work), work)
 
     def narrowed(self, models: Sequence[str], suite: str | None = None) -> Study:
@@ -233,7 +233,7 @@ class Study:
         Raises:
             UserError: there is no such model, or something is wrong with the suite.
         """
-        file = self.trains if suite is None else with_suite(self.trains, suite)
+        file = self.trained_file if suite is None else with_suite(self.trained_file, suite)
         if models:
             where = self.source if suite is None else f"--suite {suite}"
             file = file.narrowed([file.model_of(name, where=where) for name in models])
@@ -396,7 +396,7 @@ class Study:
 
     def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
         """Return the plan of pretraining, and the prepared study if nothing is left to prepare."""
-        file, place, fault = self.trains, self.place, None
+        file, place, fault = self.trained_file, self.place, None
         plan = make_plan(
             file.parsed, file.recipe, beside=file.beside
         )  # first, so that a wrong name fails before all else
@@ -428,7 +428,7 @@ class Study:
 
     def _prepared(self, opened: OpenSession) -> PreparedStudy:
         # Without a cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
-        return prepare(self.trains, self.place, session=opened.session if opened.cluster else None)
+        return prepare(self.trained_file, self.place, session=opened.session if opened.cluster else None)
 
     def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
         from mlmclm.studies.pretrain_models import pretrain

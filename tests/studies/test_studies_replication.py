@@ -122,7 +122,7 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"models: none of part 'long' \(1m-untrained, 1m-clm-80\) is among them"):
         read(models=["1m-clm-40"], baseline=None, per_model={}).of_part("long", where="mine.yaml")
     made = study(VALUES, part="long", store=tmp_path)
-    assert made.narrowed(["1m-clm-80"]).trains.beside
+    assert made.narrowed(["1m-clm-80"]).trained_file.beside
     with pytest.raises(UserError, match="only files of studies that train their models have parts"):
         study({"models": ["a"], "space": "glue"}, part="long")
 
