@@ -361,7 +361,7 @@ def _planned(found: Analysis, scenario: Scenario) -> tuple[float, float]:
     noise, models = noise_of(found), list(found.groups)
     if noise.keys() != set(found.families):
         return math.nan, math.nan
-    effects = planned_effects(noise, dict.fromkeys(noise, scenario.seeds), scenario.rates, models)
+    effects = planned_effects(noise, scenario.seeds, scenario.rates, models)
     smallest = smallest_differences(effects, models, found.families)
     return 100 * float(np.median([smallest[task] for task in noise])), 100 * smallest[ALL_TASKS]
 

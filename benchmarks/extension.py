@@ -29,9 +29,11 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from benchmarks.results import machine, write_section
-from mlmclm.corpora.prepared_corpus import open_corpus
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.plans.names import format_steps
+from mlmclm.studies.place import Place
+from mlmclm.studies.prepare import find_prepared
+from mlmclm.studies.study_file import load_study
 
 SHORT, LONG, BATCH = 128, 1024, 32
 BASES = {"same base, 10,000": None, "base 160,000": 160_000}
@@ -219,8 +221,9 @@ def main() -> None:
             folders |= {
                 (title, model): (store / "studies" / file.stem / "models" / model).resolve() for model in models
             }
-        (key,) = (path.name for path in (store / "corpora").iterdir() if path.is_dir())
-        corpus = open_corpus(store, key)[0]
+        prepared = find_prepared(load_study(file), Place(store, options.data))
+        assert prepared is not None
+        corpus = prepared.corpus.sources[""]
         held_out = corpus.validation.at_length(LONG)
         blocks = held_out.take(np.arange(min(len(held_out), BLOCKS)))
         mask = special_ids(corpus.tokenizer)["mask"]

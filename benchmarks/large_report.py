@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record
-from mlmclm.answers.named_facts import made, phase_facts
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.write_report import write_report
@@ -35,24 +35,22 @@ def facts_of(file: StudyFile) -> StudyFacts:
     space = find_space("paper")
     plans = {name: parse(name) for name in file.models}
     models = [
-        ModelFacts(name, "pretrained", size=plan.size, made=made(plan), phases=phase_facts(plan), tokens=plan.steps)
+        ModelFacts(name, "pretrained", size=plan.size, phases=phase_facts(plan), tokens=plan.steps)
         for name, plan in plans.items()
     ]
     tasks = [TaskFacts(task.name, task.title, task.family, task.metric) for task in map(get_task, space.tasks)]
-    return StudyFacts(
-        "paper", "", tuple(models), tuple(tasks), space.learning_rates, space.seeds, claims=file.find_claims()
-    )
+    return StudyFacts("paper", "", tuple(models), tuple(tasks), claims=file.find_claims())
 
 
 def results_of(facts: StudyFacts) -> list[Record]:
     """Return a result for each cell of the grid."""
-    generator = np.random.default_rng(0)
+    generator, space = np.random.default_rng(0), find_space("paper")
     results: list[dict[str, Any]] = []
     for model in facts.models:
         for task in facts.tasks:
             level = generator.normal(0.7, 0.02)
-            for place, rate in enumerate(facts.learning_rates):
-                for seed in facts.seeds:
+            for place, rate in enumerate(space.learning_rates):
+                for seed in space.seeds:
                     scores = level - STEP_COST * abs(place - BEST) + generator.normal(0, NOISE, 2)
                     results.append(
                         {

@@ -56,8 +56,6 @@ def small_record() -> StudyRecord:
         "mlmclm sweep study.yaml",
         tuple(ModelFacts(model, "external") for model in MODELS),
         (TaskFacts("sst2", "SST-2", "sequence-classification", "accuracy"),),
-        RATES,
-        SEEDS,
     )
     chances = {"sst2": Chance(0.5, "always positive")}
     states = ComputedStates(None, None, None, weights, {"sst2": data})

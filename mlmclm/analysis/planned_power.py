@@ -133,27 +133,25 @@ def seeds_needed(
     Returns:
         None if no number of seeds will do because the test set is too small.
     """
-    effects = planned_effects({"": noise}, {"": 2}, rates, [str(each) for each in range(models)])
+    effects = planned_effects({"": noise}, 2, rates, [str(each) for each in range(models)])
     found = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)
     return found if isinstance(found, int) else None
 
 
 def planned_effects(
-    noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], rates: int, models: Sequence[str]
+    noise: Mapping[str, TaskNoise], seeds: int, rates: int, models: Sequence[str]
 ) -> dict[tuple[str, str], Effect]:
     """Return the scores, all 0, of single pretraining runs of equal models in a planned study, by (model, task).
 
     Args:
-        seeds: number of seeds of each task.
-        rates: number of learning rates.
+        seeds, rates: numbers of seeds and learning rates.
     """
     effects = {}
     # Each model moves a fold of its own, so that the difference of any two has the variance of the test set.
     count = max(FOLDS, len(models))
     for task, own in noise.items():
-        number = seeds[task]
-        freedom = (rates * len(models) if own.freedom is None else own.freedom) * (number - 1)
-        score = estimate(0.0, own.seeds / math.sqrt(number) if number > 1 else NAN, freedom)
+        freedom = (rates * len(models) if own.freedom is None else own.freedom) * (seeds - 1)
+        score = estimate(0.0, own.seeds / math.sqrt(seeds) if seeds > 1 else NAN, freedom)
         moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
         for place, model in enumerate(models):
             folds = moved * np.eye(1, count, place)[0] if moved else None
@@ -163,20 +161,19 @@ def planned_effects(
 
 
 def over_planned_runs(
-    effects: Effects, noise: Mapping[str, TaskNoise], seeds: Mapping[str, int], models: Sequence[str], runs: int
+    effects: Effects, noise: Mapping[str, TaskNoise], seeds: int, models: Sequence[str], runs: int
 ) -> dict[tuple[str, str], Effect]:
     """Return the scores of models over several pretraining runs each, given those of single runs.
 
     Args:
         noise: of all tasks, with that of pretraining.
-        seeds: number of seeds of each task.
     """
     tasks = list(noise)
     added = np.asarray([own.pretraining for own in noise.values()], dtype=np.float64)
     together = np.asarray([own.together for own in noise.values()])
     correlation = np.sqrt(np.outer(together, together))
     np.fill_diagonal(correlation, 1.0)
-    within = np.asarray([own.seeds**2 / seeds[task] for task, own in noise.items()])
+    within = np.asarray([own.seeds**2 / seeds for own in noise.values()])
     alike = [[1.0 if one == other else noise[one].alike.get(other, 0.0) for other in tasks] for one in tasks]
     seeds_added = np.sqrt(np.outer(within, within)) * alike
     values, vectors = np.linalg.eigh(np.outer(added, added) * correlation + seeds_added)
@@ -184,7 +181,7 @@ def over_planned_runs(
     found = {}
     for (model, task), single in effects.items():
         column = tasks.index(task)
-        freedom = single.seeds.freedom if seeds[task] > 1 else 1.0
+        freedom = single.seeds.freedom if seeds > 1 else 1.0
         own = RunNoise(root[:, column], len(models) * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
         sum_noise = noise_of_sum([(1.0, own)])
         score = estimate(0.0, math.sqrt(sum_noise.variance), sum_noise.freedom)
@@ -197,27 +194,17 @@ class PlannedPower:
     """The differences that a planned study will be able to find.
 
     Attributes:
-        power: the probability with which a difference is found that is said to be found.
-        differences: by task, the difference that `needed` is about, as fractions of 1.
-        noise: of the tasks for which it is known.
-        seeds: the number of seeds of each task.
-        needed: the number of seeds that the difference takes, by task with known noise; None if the test set is too small, the
+        needed: the number of seeds that a difference takes, by task with known noise; None if the test set is too small, the
             pretraining runs are too few, or it is over `power.MOST`.
         floors: the smallest difference that any number of seeds and runs finds, by task with known noise.
         smallest: the smallest difference that the planned study finds, by task and for the mean over tasks.
-        effects: the scores, all 0, of equal models in the planned study.
         runs: the pretraining runs of each model.
         runs_needed: how many of them the difference takes, by task; None as for `needed`. Empty for single runs.
     """
 
-    power: float
-    differences: Mapping[str, float]
-    noise: Mapping[str, TaskNoise]
-    seeds: Mapping[str, int]
     needed: Mapping[str, int | None]
     floors: Mapping[str, float]
     smallest: Mapping[str, float]
-    effects: Effects
     runs: int = 1
     runs_needed: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -226,50 +213,40 @@ def planned_power(
     noise: Mapping[str, TaskNoise],
     families: dict[str, str],
     models: Sequence[str],
-    seeds: Mapping[str, int],
+    seeds: int,
     rates: int,
-    differences: Mapping[str, float],
+    difference: float,
     *,
     runs: int = 1,
-    power: float = POWER,
-    confidence: float = 0.95,
 ) -> PlannedPower:
-    """Say what a planned study of at least two models will be able to find.
+    """Say what a planned study of at least two models will be able to find with a power of `POWER`.
 
     Args:
         noise: of the tasks for which it is known.
         families: the family of each task, by task name.
-        seeds: the number of seeds of each task.
-        rates: the number of learning rates.
-        differences: the difference to find on each task.
+        seeds, rates: numbers of seeds and learning rates.
+        difference: to find on each task, as a fraction of 1.
         runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
     single = planned_effects(noise, seeds, rates, models)
     effects = single if runs == 1 else over_planned_runs(single, noise, seeds, models, runs)
-    level = holm_level("task", families, len(models), confidence)
+    level = holm_level("task", families, len(models), 0.95)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
     for task, own in noise.items():
         if runs == 1:
-            needed[task] = seeds_needed(
-                own, differences[task], level=level, rates=rates, models=len(models), power=power
-            )
+            needed[task] = seeds_needed(own, difference, level=level, rates=rates, models=len(models))
             continue
         contrast = mean_difference(effects, (models[0], models[1]), [task])
         both = (
-            seeds_or_obstacle(differences[task], contrast, seeds[task], level, power),
-            runs_or_obstacle(differences[task], contrast, runs, level, power),
+            seeds_or_obstacle(difference, contrast, seeds, level),
+            runs_or_obstacle(difference, contrast, runs, level),
         )
         needed[task], runs_needed[task] = (each if isinstance(each, int) else None for each in both)
     return PlannedPower(
-        power=power,
-        differences=differences,
-        noise=noise,
-        seeds=seeds,
         needed=needed,
-        floors={task: smallest_difference(own.test_set, FOLDS - 1, level, power) for task, own in noise.items()},
-        smallest=smallest_differences(effects, models, families, confidence, power),
-        effects=effects,
+        floors={task: smallest_difference(own.test_set, FOLDS - 1, level) for task, own in noise.items()},
+        smallest=smallest_differences(effects, models, families),
         runs=runs,
         runs_needed=runs_needed,
     )

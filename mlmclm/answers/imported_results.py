@@ -111,9 +111,6 @@ def import_results(
             command=command,
             models=tuple(map(_model_facts, grid.models)),
             tasks=tuple(TaskFacts(task, task, row["family"], row["metric"]) for task, row in sorted(kinds.items())),
-            learning_rates=grid.learning_rates,
-            seeds=grid.seeds,
-            baseline=baseline,
             protocol={"rule": rule, "scores": split},
         )
         return facts, UNKNOWN_STATES

@@ -71,8 +71,6 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
         first.facts,
         models=tuple(models[name] for name in grid.models),
         tasks=tuple(tasks[name] for name in grid.tasks),
-        learning_rates=grid.learning_rates,
-        seeds=grid.seeds,
         zero_shot=tuple(zero_shot.values()),
     )
     stages = {(stage.key, stage.work.began): stage for part in computed for stage in part.stages}

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from mlmclm.plans.names import ModelName, Phase
-from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.study_facts import Continuation, PhaseFacts
 
 
 def named_facts(name: ModelName) -> dict[str, Any]:
     """Return what a model's name says of its pretraining."""
-    return {"size": name.size, "made": made(name), "phases": phase_facts(name)}
+    return {"size": name.size, "phases": phase_facts(name)}
 
 
 def phase_facts(name: ModelName) -> tuple[PhaseFacts, ...]:
@@ -66,8 +65,3 @@ def continuation(name: ModelName, *, given: bool = False) -> Continuation | None
 
 def _objectives(phases: Sequence[Phase]) -> str:
     return " then ".join(str(phase.objective).upper() for phase in phases)
-
-
-def made(name: ModelName) -> str:
-    """Return how a model was made, one of `paired_models.MADE`, or ""."""
-    return way_made(phase_facts(name))

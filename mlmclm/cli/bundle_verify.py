@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column
@@ -13,6 +15,9 @@ from typer import Argument, Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
+
+if TYPE_CHECKING:
+    from mlmclm.studies.recompute import Recomputed
 
 
 def verify(
@@ -78,17 +83,9 @@ def verify(
             {**facts, "recomputed": [asdict(each) for each in found], "confidence": 0.95, "at_most_wrong": share}
         )
     else:
-        show_table(
-            ("cell", "computed again", Column("detail"), "key"),
-            [(each.name, each.status, each.detail, each.key[:12]) for each in found],
-            drop=("key",),
-        )
-        show(
-            ", ".join(
-                f"{sum(each.status == status for each in found)} {status}"
-                for status in dict.fromkeys(each.status for each in found)
-            )
-        )
+        show_recomputed(found)
+        counts = Counter(each.status for each in found)
+        show(", ".join(f"{number} {status}" for status, number in counts.items()))
         others = {each.status for each in found} - {"equal", "differs"}
         counted = f", if what is {' or '.join(sorted(others))} counts as wrong" if others else ""
         show(
@@ -96,3 +93,9 @@ def verify(
         )
     if any(each.status == "differs" for each in found):
         raise typer.Exit(1)
+
+
+def show_recomputed(found: Sequence[Recomputed]) -> None:
+    """Print cells that were computed again, with what differs."""
+    rows = [(each.name, each.status, each.detail, each.key[:12]) for each in found]
+    show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))

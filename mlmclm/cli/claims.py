@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from typer import Option
-
 from mlmclm.cli import options
 from mlmclm.cli.output import claims_as_json, print_json, show_claims
-
-Claims = Annotated[
-    list[str] | None,
-    Option(
-        metavar="NAME|FILE",
-        help="Test these claims: a packaged file (mlm-vs-clm, ettin) or one of your own (YAML); may be given several times. By default "
-        "those of the study file, or all packaged ones.",
-    ),
-]
 
 
 def claims(
     file: options.StudyOrSweep,
-    claims: Claims = None,
+    claims: options.Claims = None,
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
@@ -30,7 +17,7 @@ def claims(
 ) -> None:
     """Says of each claim whether the results so far show it: seen, contradicted, too small to tell, or not tested here, and why.
 
-    The report has the same table. Nothing is computed or written.
+    By default the claims are those of the study file, or all packaged ones. The report has the same table. Nothing is computed or written.
 
     Example: mlmclm claims quickstart
     """

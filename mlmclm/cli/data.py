@@ -1,4 +1,4 @@
-"""`mlmclm data`: prepare, describe and verify the corpus and the tasks of a study."""
+"""`mlmclm data`: prepare and describe the corpus and the tasks of a study."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from mlmclm.cli import options
 from mlmclm.cli.data_order import order
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.numbers import plural
-from mlmclm.progress import bars
 from mlmclm.storage.files import read_json
 
 verbs = typer.Typer(
@@ -80,46 +77,6 @@ def prepare(
 
 
 verbs.command()(order)
-
-
-@verbs.command()
-def verify(
-    file: options.Study,
-    store: options.Store = options.DEFAULT_STORE,
-    data: options.Data = None,
-    as_json: options.Json = False,
-) -> None:
-    """Reads all files of a study's corpus, compares them with their checksums, and names damaged ones.
-
-    Commands that open a corpus only check the sizes of its shards, which takes no time; training reads each shard that it uses.
-
-    Example: mlmclm data verify examples/quickstart.yaml
-    """
-    from mlmclm.corpora.prepared_corpus import StoredCorpus
-    from mlmclm.studies import artifacts
-    from mlmclm.studies.api import trained_study
-    from mlmclm.studies.prepare import find_study_corpus
-
-    study = trained_study(file, store=store, data=data)
-    corpus = find_study_corpus(study.file, study.place)
-    if corpus is None:
-        raise UserError(f"{file}: its corpus is not prepared yet: run `mlmclm data {file}`.")
-    with bars() as progress:
-        keys = dict.fromkeys((corpus.key, *(source.key for source in corpus.sources.values())))  # a mix has its own
-        stored = (StoredCorpus(study.place.store, key) for key in keys)
-        found = artifacts.verify((piece for each in stored for piece in each.files()), progress)
-    wrong = {one.path: one.reason for each in found for one in each.damaged}
-    shards = [shard for blocks in (corpus.train, corpus.validation) for shard in blocks.shards]
-    if as_json:
-        print_json({"corpus": corpus.key, "shards": len(shards), "damaged": wrong})
-    if wrong:
-        lines = "\n".join(f"{name}: {what}." for name, what in wrong.items())
-        raise EnvironmentFault(
-            f"{lines}\nDelete {'it' if len(wrong) == 1 else 'them'} and run `mlmclm data {file}`: intact shards are kept."
-        )
-    if not as_json:
-        be = "is" if len(shards) == 1 else "are"
-        show(f"{plural(len(shards), 'shard')} of corpus {corpus.key} {be} intact")
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:

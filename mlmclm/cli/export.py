@@ -1,4 +1,4 @@
-"""`mlmclm export`: export any state in a store as a Hugging Face folder, or a model's revisions as a repository."""
+"""`mlmclm export`: export any state of a study as a Hugging Face folder, or a model's revisions as a repository."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from mlmclm.errors import UserError
 def export(
     source: Annotated[
         str,
-        Argument(
-            metavar="NAME|FILE|STORE",
-            help="The name of a study in the store, a study file (YAML), or a store's folder.",
-        ),
+        Argument(metavar="NAME|FILE", help="The name of a study in the store, or its file (YAML)."),
     ],
     model: Annotated[str, Argument(help="A model's name, such as 2m-clm-150-mlm40-600.")],
     to: Annotated[Path, Option(help="Folder to write. It must not exist yet, except with --revisions.")],
@@ -58,7 +55,7 @@ def export(
 ) -> None:
     """Writes a model as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
-    By default, this is the end of its training. With --step, any state in the store can be exported, and the latest
+    By default, this is the end of its training. With --step, any of its states in the store can be exported, and the latest
     checkpoints of an unfinished stage.
 
     Example: mlmclm export quickstart 1m-clm-1k --step 500 --to exported
@@ -74,23 +71,16 @@ def export(
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import api
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
-    from mlmclm.studies.last_run import FILE
-    from mlmclm.studies.place import STUDIES, place_of
-    from mlmclm.studies.trained_study import TrainedStudy
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
         raise UserError("--dry-run says what --push-to-hub would upload; name a repository with it.")
-    folder = Path(source)
-    whole = folder.is_dir() and not (store / STUDIES / source / FILE).is_file()
-    opened = None if whole else api.open(store, data=data, task_dirs=task_dir).study(source)
+    opened = api.open(store, data=data, task_dirs=task_dir).study(source)
     if task is not None:
         if revisions or step is not None or push_to_hub is not None or repository is not None:
             raise UserError(
                 "--task writes a fine-tuned encoder; leave out --revisions, --repository, --step and --push-to-hub."
             )
-        if opened is None:
-            raise UserError(f"{source}: --task needs the name or file of the study or sweep, which says what is best.")
         cell, scores = opened.export_best(model, task, to)
         if as_json:
             named = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
@@ -107,12 +97,9 @@ def export(
         )
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
-    if opened is not None and not isinstance(opened, TrainedStudy):
-        raise UserError(f"{source}: its models are given; without --task there is nothing to export.")
     check_hub(push_to_hub, dry_run=dry_run)
-    place = place_of(store=folder, data=data) if opened is None else opened.place
     if revisions:
-        model, made, pushed = export_kept_revisions(opened, model, to, place, repository, push_to_hub, dry_run=dry_run)
+        model, made, pushed = export_kept_revisions(opened, model, to, repository, push_to_hub, dry_run=dry_run)
         if as_json:
             print_json({"model": model, "folder": str(to), **asdict(made), "hub": pushed})
             return
@@ -123,7 +110,7 @@ def export(
         for each, tags in pushed.items():
             show(f"{'would be uploaded' if dry_run else 'uploaded'} to {each}: {', '.join(tags) or 'nothing new'}")
         return
-    found, uploaded = export_model(opened, model, to, place, step, push_to_hub, dry_run=dry_run)
+    found, uploaded = export_model(opened, model, to, step, push_to_hub, dry_run=dry_run)
     if as_json:
         print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
         return

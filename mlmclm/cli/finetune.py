@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.output import flat, print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 
@@ -38,10 +38,6 @@ def finetune(
         ),
     ] = None,
     space: Annotated[str | None, Option(metavar="NAME|FILE", help="Fine-tune as this search space does.")] = None,
-    causal: Annotated[
-        bool | None, Option("--causal/--bidirectional", help="What a token sees, in place of the protocol's.")
-    ] = None,
-    pooling: Annotated[str | None, Option(help="mean, bos or last, in place of the protocol's.")] = None,
     changed: Annotated[
         list[str] | None,
         Option(
@@ -94,7 +90,7 @@ def finetune(
         seed={stream: seed if value is None else value for stream, value in own.items()},
         protocol=protocol,
         space=space,
-        settings=_settings(changed or (), causal=causal, pooling=pooling),
+        settings=_settings(changed or ()),
         start_from=start_from,
         prepare=not dry_run,
     )
@@ -109,7 +105,7 @@ def finetune(
         say(f"predictions: {predictions}")
 
 
-def _settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None) -> dict[str, Any]:
+def _settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Return the protocol settings that the options change; raise UserError for a pair without `=`."""
     changes: dict[str, Any] = {}
     for pair in pairs:
@@ -117,10 +113,6 @@ def _settings(pairs: Sequence[str], *, causal: bool | None, pooling: str | None)
         if not equals:
             raise UserError(f"--set {pair}: write KEY=VALUE, such as epochs=2.")
         changes[name] = None if value == "null" else value  # as YAML reads it
-    if causal is not None:
-        changes["attention"] = "causal" if causal else "bidirectional"
-    if pooling is not None:
-        changes["pooling"] = pooling
     return changes
 
 
@@ -130,33 +122,27 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
     from mlmclm.sweeps.cells import cell_name
 
     cell, key, results_store = planned.cell, planned.key, planned.results_store
-    there = results_store.find(key) is not None
+    about = {
+        "key": key,
+        "file": str(results_store.path(key)),
+        "there": results_store.find(key) is not None,
+        "model": cell.model,
+        "folder": str(cell.model_folder),
+        "weights": cell.weights,
+        "task": cell.task,
+        "task_data": cell.task_data,
+        "learning_rate": cell.learning_rate,
+        "seed": seed_value(cell.seed),
+        "protocol": cell.identity(),
+        "metric": cell.declared.metric,
+        "start": cell.start.key if cell.start else None,
+    }
     if as_json:
-        print_json(
-            {
-                "key": key,
-                "file": str(results_store.path(key)),
-                "there": there,
-                "model": cell.model,
-                "folder": str(cell.model_folder),
-                "weights": cell.weights,
-                "task": cell.task,
-                "task_data": cell.task_data,
-                "learning_rate": cell.learning_rate,
-                "seed": seed_value(cell.seed),
-                "protocol": cell.identity(),
-                "metric": cell.declared.metric,
-                "start": cell.start.key if cell.start else None,
-            }
-        )
+        print_json(about)
         return
     show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
-    show(f"key: {key}")
-    show(f"result: {results_store.path(key)} ({'there' if there else 'to be computed'})")
-    show(f"model: {cell.model_folder} (weights {cell.weights})")
-    show(f"task: {cell.task} (data {cell.task_data})")
-    for name, value in cell.identity().items():
-        show(f"protocol.{name}: {value}")
+    for name, value in flat(about):
+        show(f"{name}: {value}")
 
 
 def _show_result(found: CellResult, *, as_json: bool) -> None:

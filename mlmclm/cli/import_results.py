@@ -37,13 +37,7 @@ def import_results(
             "all tasks; may be given several times.",
         ),
     ] = None,
-    claims: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME|FILE",
-            help="Test the claims of a packaged file (mlm-vs-clm, ettin) or one of your own (YAML); may be given several times.",
-        ),
-    ] = None,
+    claims: options.Claims = None,
     model: Annotated[list[str] | None, Option(help="Only this model; may be given several times.")] = None,
     task: Annotated[list[str] | None, Option(help="Only this task; may be given several times.")] = None,
     rate: Annotated[
@@ -72,7 +66,7 @@ def import_results(
     from mlmclm.analysis.stated_claims import stated_claim
     from mlmclm.analysis.summary import summary
     from mlmclm.answers.imported_results import import_results as read
-    from mlmclm.cli.study_report import show_best
+    from mlmclm.cli.study_report import show_advice, show_best
     from mlmclm.reports.cautions import chance_unknown
 
     results = read(
@@ -96,8 +90,7 @@ def import_results(
         where = None if report is None else str(report)
         print_json({"report": where, "verdicts": said, **filed, **summary(results.analysis)})
         return
-    for line in results.advice.lines():
-        show(line)
+    show_advice(results.advice)
     if lacking := chance_unknown(results.analysis):
         show(f"{lacking} --chance TASK=VALUE states it.")
     if results.analysis.missing:

@@ -87,6 +87,25 @@ Chance = Annotated[
         "above it. May be given several times.",
     ),
 ]
+Claims = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME|FILE",
+        help="Test these claims: a packaged file (mlm-vs-clm, ettin) or one of your own (YAML); may be given several times.",
+    ),
+]
+Metric = Annotated[str | None, Option(help="A score in place of the tasks' main one.")]
+Reader = Annotated[
+    str | None,
+    Option(
+        metavar="NAME",
+        help="The format of the scores: table, lm-eval, mteb or encodeval; by default it is recognised.",
+    ),
+]
+OneTask = Annotated[list[str] | None, Option(help="One of the tasks, in place of all; may be given several times.")]
+Common = Annotated[
+    bool, Option("--common", help="Leave out the examples that not all sides have; without this they are an error.")
+]
 Replace = Annotated[
     bool,
     Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -77,6 +77,15 @@ def print_json(value: Any) -> None:
     """Print one JSON object."""
     spoken()
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and values of nested settings: `corruption.mask`."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)
 
 
 def show_claims(found: pd.DataFrame) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
@@ -14,16 +14,11 @@ from mlmclm.numbers import without_nan
 
 def rank(
     scores: Annotated[list[Path], Argument(metavar="FOLDER|FILE...", help="Scores of models, one or several in each.")],
-    task: Annotated[
-        list[str] | None, Option(help="One of the tasks, in place of all; may be given several times.")
-    ] = None,
-    metric: Annotated[str | None, Option(help="A score in place of the tasks' main one.")] = None,
+    task: options.OneTask = None,
+    metric: options.Metric = None,
     rule: options.Rule = None,
-    reader: Annotated[
-        str | None,
-        Option(metavar="NAME", help="The format: table, lm-eval, mteb or encodeval; by default it is recognised."),
-    ] = None,
-    common: Annotated[bool, Option("--common", help="Leave out the examples that only some models have.")] = False,
+    reader: options.Reader = None,
+    common: options.Common = False,
     as_json: options.Json = False,
 ) -> None:
     """Ranks models by their means over tasks, with the groups that show no clear difference and the ranks that each model may have.

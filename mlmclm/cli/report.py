@@ -8,7 +8,6 @@ from typing import Annotated
 from typer import Option
 
 from mlmclm.cli import options
-from mlmclm.errors import UserError
 from mlmclm.progress import say
 
 
@@ -17,9 +16,6 @@ def report(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
-    export: Annotated[
-        bool, Option("--export", help="Also write to MLflow what it lacks, like `tracking sync`.")
-    ] = False,
     rule: options.Rule = None,
     to: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write here, in place of the store's studies/NAME.")
@@ -57,9 +53,7 @@ def report(
 
     there = open_store(store, data=data, task_dirs=task_dir)
     if not is_bundle(Path(file)):
-        found = there.study(file).report(rule=rule, to=to, track=export)
-    elif export:
-        raise UserError(f"{file}: a published study has no runs to write to MLflow; leave out --export.")
+        found = there.study(file).report(rule=rule, to=to)
     else:
         found = there.results(file, rule=rule)
         found = found if to is None else found.write(to)

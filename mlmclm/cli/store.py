@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column
 from typer import Argument, Option
 
 from mlmclm.cli import options
+from mlmclm.cli.bundle_verify import show_recomputed
 from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.cli.store_studies import studies
 from mlmclm.cli.store_why import why
@@ -99,8 +99,7 @@ def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
         for one in each.damaged:
             show(f"{one.path}: {one.reason}. To make it again: {one.again}.")
     if again:
-        rows = [(each.name, each.status, each.detail, each.key[:12]) for each in again]
-        show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))
+        show_recomputed(again)
     files, damaged = sum(each.files for each in found), sum(len(each.damaged) for each in found)
     show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all are intact'}")
     show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")

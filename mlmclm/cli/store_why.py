@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from rich.table import Column
 from typer import Argument
 
 from mlmclm.cli import options
-from mlmclm.cli.output import print_json, show, show_table
+from mlmclm.cli.output import flat, print_json, show, show_table
 
 
 def why(
@@ -67,13 +67,4 @@ def why(
 
 def _facts(title: str, facts: Mapping[str, Any]) -> None:
     if facts:
-        show_table((title, Column("value")), list(_flat(facts)))
-
-
-def _flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the names and values of nested settings: `corruption.mask`."""
-    for name, value in facts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", str(value)
+        show_table((title, Column("value")), list(flat(facts)))

@@ -45,7 +45,7 @@ def show_results(results: Results, *, as_json: bool, claims: bool = False, figur
         found = headline(analysis)
         show(found.verdict, style="bold")
         show(found.detail)
-        if results.facts.baseline is not None:
+        if analysis.baseline is not None:
             show(baseline_sentence(analysis))
         show_best(analysis)
         if analysis.rule == "on_test":

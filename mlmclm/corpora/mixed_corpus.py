@@ -14,12 +14,12 @@ from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares
 from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus, text_key, tokenizer_sample
-from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus, open_corpus
+from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.addresses import is_here, send_file
-from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import stable_hash
 
 T = TypeVar("T")
@@ -89,7 +89,6 @@ def find_sources(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    damaged: bool = False,
     **folders: Unpack[Folders],
 ) -> PreparedSources | None:
     """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
@@ -98,27 +97,13 @@ def find_sources(
         return None
 
     def one(name: str) -> PreparedCorpus | None:
-        return find_corpus(corpora[name], known, block_length=block_length, damaged=damaged, **folders)
+        return find_corpus(corpora[name], known, block_length=block_length, **folders)
 
     found = _each(corpora, one)
     there = {name: corpus for name, corpus in found.items() if corpus is not None}
     if len(there) < len(found) or not is_here(folders["store"] / "corpora" / _key(there) / SOURCES):
         return None
     return _joined(there)
-
-
-def open_stored(store: Path, key: str) -> tuple[PreparedCorpus | PreparedSources, dict[str, CorpusConfig]]:
-    """Open one or several corpora of the store by their key; raise a UserError if there is none.
-
-    Also return the configurations that they were made from, by the names of the sources ("" for a single corpus).
-    """
-    file = store / "corpora" / key / SOURCES
-    if not is_here(file):
-        corpus, made_from = open_corpus(store, key)
-        return corpus, {"": made_from}
-    keys = read_sealed(file, f"Delete {file.parent} and run `mlmclm data` on the study.")["sources"]
-    found = {name: open_corpus(store, of_source) for name, of_source in sorted(keys.items())}
-    return _joined({name: each[0] for name, each in found.items()}), {name: each[1] for name, each in found.items()}
 
 
 def _shared_tokenizer(

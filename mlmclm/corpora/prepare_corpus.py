@@ -105,22 +105,18 @@ def find_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    damaged: bool = False,
     **folders: Unpack[Folders],
 ) -> PreparedCorpus | None:
     """Return the corpus if it is already prepared, None if there is work to do; prepare nothing.
 
     Raises what `prepare_corpus` does, and UserError if the tokenizer is damaged.
-
-    Args:
-        damaged: return a finished corpus even if it has lost shards that would have to be made again.
     """
     place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
     folder = place.tokenizer.folder
     found = place.tokenizer.damage()
     if found is not None and folder.is_dir():
         raise UserError(f"{folder}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
-    return _open(place) if damaged or place.complete() else None
+    return _open(place) if place.complete() else None
 
 
 def _open(place: _Place) -> PreparedCorpus | None:
@@ -256,7 +252,7 @@ def _make(place: _Place, encoder: Encoder) -> None:
         for number in range(len(facts[part]["shards"])):
             shelf.remove(record_file(part, number))
     if corpus.shards is not None:
-        # A note in the store, so that `open_corpus` finds the shards by key alone.
+        # A note in the store, so that `StoredCorpus` finds the shards by key alone.
         note = place.store / "corpora" / place.key / ELSEWHERE
         write_sealed(note, {"folder": shelf.folder, "address": shelf.address})
         send_file(note)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from mlmclm.corpora.blocks import Blocks, Shard
-from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
@@ -163,15 +162,6 @@ def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:
         return MISSING
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-
-
-def open_corpus(store: Path, key: str) -> tuple[PreparedCorpus, CorpusConfig]:
-    """Open a corpus of the store by its key, or raise UserError; also return the configuration it was made from."""
-    shelf = StoredCorpus(store, key).shelf
-    index = read_index(shelf)
-    if index is None:
-        raise UserError(f"{shelf.where(INDEX)}: no such file.")
-    return open_prepared(key, shelf, index, store), CorpusConfig.model_validate(index["corpus"])
 
 
 def read_index(shelf: Shelf) -> dict[str, Any] | None:

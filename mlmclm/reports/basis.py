@@ -113,8 +113,8 @@ def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
     """Return the file to edit, the command after that, and the one before it; empty where the command names no file."""
     words = shlex.split(command)
-    if len(words) < 3 or words[0] != "mlmclm" or words[1] == "try" or words[2].startswith("-"):
-        return "", "", ""  # a record may still say `mlmclm try DATA`
+    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
+        return "", "", ""
     verb, file = words[1], words[2]
     if file not in packaged:
         return file, command, ""

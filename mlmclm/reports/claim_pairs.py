@@ -13,7 +13,6 @@ from typing import NamedTuple
 from mlmclm.analysis.claim import THEN, Claim, ModelQuery, TaskQuery, Than, within_span
 from mlmclm.analysis.contrasts import PairOnTask
 from mlmclm.reports import text
-from mlmclm.reports.paired_models import way_made
 from mlmclm.reports.study_facts import ModelFacts
 
 
@@ -53,7 +52,7 @@ def traits_of(model: ModelFacts) -> Traits | None:
         name=model.name,
         size=model.size,
         objective=THEN.join(kind for kind, _ in groupby(phase.kind for phase in phases)),
-        made=way_made(model.phases),
+        made=model.made,
         steps=steps,
         tokens=model.tokens,
         clm_share=100 * sum(phase.steps for phase in phases if phase.causal) / steps,

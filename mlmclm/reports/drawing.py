@@ -116,11 +116,11 @@ class ReportInput:
         found = []
         if len(self.tasks) > 1:
             found.append(
-                ("mean", "Mean over tasks", "", _known_scores({name: means.get(name) for name in names}, "mean"))
+                ("mean", "Mean over tasks", "", known_scores({name: means.get(name) for name in names}, "mean"))
             )
         for task in self.tasks:
             rows = {name: self.best.get((name, task.name)) for name in names}
-            found.append((task.name, task.name, subtitle_of(task), _known_scores(rows, "score", "score_")))
+            found.append((task.name, task.name, subtitle_of(task), known_scores(rows, "score", "score_")))
         return [scope for scope in found if scope[-1]]
 
     def families(self) -> dict[str, dict[str, Record]]:
@@ -131,15 +131,15 @@ class ReportInput:
         for family in dict.fromkeys(task.family for task in self.tasks):
             tasks = [task.name for task in self.tasks if task.family == family]
             if len(tasks) == 1:
-                own = _known_scores({name: self.best.get((name, tasks[0])) for name in names}, "score", "score_")
+                own = known_scores({name: self.best.get((name, tasks[0])) for name in names}, "score", "score_")
             else:  # a family of all tasks has no row of its own
                 scope = ("all", ALL_TASKS) if len(tasks) == len(self.tasks) else ("family", family)
-                own = _known_scores({name: rows.get((*scope, name)) for name in names}, "mean")
+                own = known_scores({name: rows.get((*scope, name)) for name in names}, "mean")
             found |= {family: own} if own else {}
         return found
 
 
-def _known_scores(rows: Mapping[str, Record | None], value: str, ends: str = "") -> dict[str, Record]:
+def known_scores(rows: Mapping[str, Record | None], value: str, ends: str = "") -> dict[str, Record]:
     """Return `value`, `low` and `high` of the models that have a score."""
     return {
         name: {"value": row[value], "low": row[f"{ends}low"], "high": row[f"{ends}high"]}

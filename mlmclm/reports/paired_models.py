@@ -6,9 +6,8 @@ The comparison is Ettin's (arXiv 2507.11412): the models of a size are shown by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -18,22 +17,13 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
-from mlmclm.reports.study_facts import ModelFacts, PhaseFacts, StudyFacts, TaskFacts, ZeroShotFacts
+from mlmclm.reports.study_facts import DECODER, ENCODER, MADE, ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.results.intervals import student
 
-ENCODER, DECODER = "encoder", "decoder"
-MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
-"""How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
-_WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
 PRONOUNS = ("masculine", "neutral", "feminine")
 NO_SHARES = ("perplexity", "bits_per_byte")
 """Ends of the names of metrics that aren't shares of 1."""
 NAN = math.nan
-
-
-def way_made(phases: Iterable[PhaseFacts]) -> str:
-    """Return how a model of these phases was made, one of `MADE`; "" if its objectives change more often, or there are none."""
-    return _WAYS.get(tuple(causal for causal, _ in groupby(phase.causal for phase in phases)), "")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from mlmclm.reports import text, wording
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 
 EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("task", "score", "interval", "plain", "fresh", "rate", "edge", "note"), ""),
+    **dict.fromkeys(("best", "tied"), False),
+}
 
 
 def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
@@ -30,7 +34,8 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
             row = best[model.name, task.name]
             winner, rivals = winners[task.name]
             cells.append(
-                {
+                EMPTY
+                | {
                     "task": task.name,
                     "score": text.points(row["score"]),
                     "interval": text.interval(row["score_low"], row["score_high"]),
@@ -46,24 +51,18 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
         mean = overall.get(model.name)
         if mean is None:  # a replicate, whose scores count in the mean of the model
             first = next(name for name, runs in analysis.groups.items() if model.name in runs)
-            blank = {"task": "", "score": "", "interval": "", "plain": "", "fresh": "", "rate": "", "edge": ""}
-            cells.append(blank | {"note": f"in the mean of {first}", "best": False, "tied": False})
-            rows.append({"model": model.name, "cells": cells})
-            continue
-        cells.append(
-            {
-                "task": "",
-                "score": text.points(mean["mean"]),
-                "interval": text.interval(mean["low"], mean["high"]),
-                "plain": "",
-                "fresh": "",
-                "rate": "",
-                "edge": "",
-                "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
-                "best": model.name in top,
-                "tied": model.name in level,
-            }
-        )
+            cells.append(EMPTY | {"note": f"in the mean of {first}"})
+        else:
+            cells.append(
+                EMPTY
+                | {
+                    "score": text.points(mean["mean"]),
+                    "interval": text.interval(mean["low"], mean["high"]),
+                    "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
+                    "best": model.name in top,
+                    "tied": model.name in level,
+                }
+            )
         rows.append({"model": model.name, "cells": cells})
     return rows
 

@@ -13,11 +13,15 @@ from typing import Any, Literal
 
 from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
-from mlmclm.seeds import Seed
 
 Kind = Literal["pretrained", "continued", "untrained", "external"]
 """How a model was made: here from scratch, here from given weights, by initialisation only, or elsewhere."""
 Value = str | int | float | bool | None
+ENCODER, DECODER = "encoder", "decoder"
+MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
+"""How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
+WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
+"""They by whether each objective in turn is causal."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,15 @@ class ModelFacts:
     validation_curve: tuple[tuple[int, float], ...] = ()
     switches: tuple[int, ...] = ()  # steps at which the objective changes; losses before and after are not comparable
     size: str = ""  # the word for its architecture with which its name begins
-    made: str = ""  # how it was made as one of a pair (`paired_models.MADE`), or "" if it is none
     phases: tuple[PhaseFacts, ...] = ()  # in order, as far as trained; empty if how it was pretrained is not known
     continued: Continuation | None = None  # None if it was trained in one go
     since: tuple[PhaseFacts, ...] = ()  # in place of `phases`, of a model that goes on from given weights
     finished: str = ""  # of an intermediate checkpoint, the name of the model that its run ends in
+
+    @property
+    def made(self) -> str:
+        """How it was made, one of `MADE`; "" if its objectives change more often, or are not known."""
+        return WAYS.get(tuple(causal for causal, _ in groupby(phase.causal for phase in self.phases)), "")
 
     @property
     def objective(self) -> str:
@@ -120,9 +128,6 @@ class StudyFacts:
     command: str  # that runs it again, as typed
     models: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
-    learning_rates: tuple[float, ...]
-    seeds: tuple[Seed, ...]
-    baseline: str | None = None  # the name of the untrained model
     corpus: Mapping[str, Value] = field(default_factory=dict)  # source, documents, tokens, tokenizer
     recipe: Mapping[str, Value] = field(default_factory=dict)  # pretraining settings shared by all models
     protocol: Mapping[str, Value] = field(default_factory=dict)  # fine-tuning settings

@@ -19,7 +19,7 @@ from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import cautions, limits
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, draw_all, drawn, needs_legend, styles
 from mlmclm.reports.scores_page import score_rows
-from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.reports.study_facts import MADE, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import ClaimVerdict
 from mlmclm.reports.trends import plain_names
 from mlmclm.results.chance import chance_of
@@ -70,7 +70,7 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
     extra = [model for model in facts.models if model not in models]
     every = styles(
         [model.name for model in (*listed, *extra)],
-        analysis.baseline or facts.baseline,
+        analysis.baseline,
         ranked=order,
         kinds={model.name: model.objective for model in (*listed, *extra)},
     )
@@ -162,7 +162,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "tested": _tested(tested),
         "zero_shot": paired_models.zero_shot_tables(facts),
         "pairs": paired,
-        "made": paired_models.MADE,
+        "made": MADE,
         "one_recipe": all(model.kind in ("pretrained", "untrained") for model in facts.models),
         "settings": _settings(facts),
         "rule": analysis.rule,

@@ -23,12 +23,10 @@ from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import overridden, parse, read_yaml
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError, unknown
-from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.last_run import FILE, completed, is_path, kept_file, known_studies, last_run
 from mlmclm.studies.place import Place, command_of, file_of, packaged_studies, place_of
 from mlmclm.studies.study import Study
-from mlmclm.studies.study_file import AnyFile, SweepFile, load_file, read_file
-from mlmclm.studies.trained_study import TrainedStudy
+from mlmclm.studies.study_file import SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.results_store import ResultsStore
 
@@ -68,10 +66,10 @@ def study(
             raise UserError(f"{where}: its models are given; only files of studies that train their models have parts.")
         file = file.of_part(part, where=where)
     if path is None:
-        return study_of(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
+        return Study(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
     words = [str(source), *overrides, *(["--part", part] if part is not None else [])]
     command = command_of(file.kind, *words, **folders)
-    return study_of(file, place_of(**folders), source=shlex.join(words), command=command)
+    return Study(file, place_of(**folders), source=shlex.join(words), command=command)
 
 
 @known_arguments
@@ -83,7 +81,7 @@ def sweep(
     name: str | None = None,
     baseline: str | None = None,
     **folders: Unpack[StudyFolders],
-) -> GivenStudy:
+) -> Study:
     """Return a study of given models.
 
     Args:
@@ -106,11 +104,11 @@ def sweep(
     values |= {"space": dict(space) if isinstance(space, Mapping) else str(space)} | ({"name": name} if name else {})
     file = parse(SweepFile, values, where="options")
     if isinstance(space, Mapping):
-        return GivenStudy(file, place, command="mlmclm.sweep(...).run()")
+        return Study(file, place, command="mlmclm.sweep(...).run()")
     given = {"--model": sources, "--task": tasks, "--space": [str(space)], "--name": name, "--baseline": baseline}
     several = {option: [value] if isinstance(value, str) else value for option, value in given.items() if value}
     words = [word for option, own in several.items() for value in own for word in (option, value)]
-    return GivenStudy(file, place, command=command_of("sweep", *words, **folders))
+    return Study(file, place, command=command_of("sweep", *words, **folders))
 
 
 @known_arguments
@@ -185,12 +183,9 @@ def pretrain(
 
 def trained_study(
     source: Source, models: Sequence[str] = (), *, suite: str | None = None, **folders: Unpack[StudyFolders]
-) -> TrainedStudy:
+) -> Study:
     """Return a study that trains its models, or some of them; arguments as in `pretrain`."""
-    made = study(source, **folders)
-    if not isinstance(made, TrainedStudy):
-        raise UserError(f"{made.source}: its models are given; there is nothing to pretrain.")
-    return made.narrowed(models, suite)
+    return study(source, **folders).narrowed(models, suite)
 
 
 @known_arguments
@@ -249,13 +244,6 @@ def open(
 ) -> Store:
     """Return a store, to look at its studies and models; the arguments are `StudyFolders`."""
     return Store(store=store, data=data, task_dirs=task_dirs)
-
-
-def study_of(file: AnyFile, place: Place, *, source: str = "", command: str) -> Study:
-    """Return the study of a file; arguments as of `Study`."""
-    if isinstance(file, SweepFile):
-        return GivenStudy(file, place, source=source, command=command)
-    return TrainedStudy(file, place, source=source, command=command)
 
 
 def published(*folders: str | Path) -> Results:
@@ -342,7 +330,7 @@ class Store:
             file = kept_file(folder, record)
             place, source, command = completed(place, folder, record), record["file"] or source, record["command"]
         command = command or command_of(file.kind, str(which), **self._folders)
-        return study_of(file, place, source=source, command=command)
+        return Study(file, place, source=source, command=command)
 
     def _last_run(self, name: str, folder: Path) -> dict[str, Any]:
         if (folder / FILE).is_file():

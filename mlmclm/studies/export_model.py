@@ -10,19 +10,17 @@ from typing import Any, cast
 from mlmclm.corpora.notes import STATE, read_notes
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
-from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.names import parse
 from mlmclm.plans.segments import revision_steps
-from mlmclm.plans.stages import State, history
+from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
 from mlmclm.reports.model_card import eval_results, model_cards
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.studies.exports import FoundState, find_state, sizes_in
+from mlmclm.studies.exports import FoundState, exported_models, find_state
 from mlmclm.studies.facts import reported_scores, study_card
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, find_prepared
-from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.trained_study import TrainedStudy, find_models
+from mlmclm.studies.prepare import find_prepared
+from mlmclm.studies.study import Study
 
 MAIN = "main"
 EVAL_RESULTS = ".eval_results"
@@ -41,10 +39,9 @@ def check_hub(repository: str | None, *, dry_run: bool) -> None:
 
 
 def export_model(
-    study: TrainedStudy | None,
+    study: Study,
     model: str,
     to: Path,
-    place: Place,
     step: int | None,
     push_to_hub: str | None,
     *,
@@ -53,7 +50,6 @@ def export_model(
     """Write a state as a Hugging Face folder: an encoder and, after a causal step, a decoder.
 
     Args:
-        study: the model's; None for the only one in the store that has the model.
         to: the folder; it must not exist yet.
         step: optimiser steps; None for the model's last.
         push_to_hub: the repository to upload to, if any.
@@ -65,19 +61,15 @@ def export_model(
     Raises:
         UserError: there is no such state, or the folder is not empty.
     """
-    located = _located(study, model, place, step, push_to_hub)
-    found, about = located.found, located.about
-    if located.prepared is not None:
-        exported = find_models(located.prepared).get(str(found.name))
-        # The model's own folder is in that of its last state; another step has no scores.
-        if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
-            folder = place.study_folder(located.prepared.study.name)
-            about = {**about, "scores": reported_scores(place, folder, exported)}
+    found, about = _located(study, model, step, push_to_hub)
+    exported = {each.name: each for each in exported_models(found.prepared)}.get(str(found.name))
+    # The model's own folder is in that of its last state; another step has no scores.
+    if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
+        about["scores"] = reported_scores(study.place, study.folder, exported)
     _write(found, to, about, push_to_hub)
     if push_to_hub is None:
         return found, []
-    several = located.study is not None and len(located.study.models) > 1
-    collection = located.study.name if located.study is not None and several else None
+    collection = study.name if len(study.trained_file.models) > 1 else None
     return found, _push(to, push_to_hub, str(found.name), collection, dry_run=dry_run)
 
 
@@ -97,10 +89,9 @@ def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository
 
 
 def export_kept_revisions(
-    study: TrainedStudy | None,
+    study: Study,
     model: str,
     to: Path,
-    place: Place,
     repository: str | None,
     push_to_hub: str | None,
     *,
@@ -110,73 +101,49 @@ def export_kept_revisions(
 
     Args:
         repository: its name, OWNER/NAME.
-        study, place, push_to_hub, dry_run: as in `export_model`.
+        push_to_hub, dry_run: as in `export_model`.
 
     Returns:
         The model's name, what was written, and the uploaded tags by repository.
     """
-    located = _located(study, model, place, None, push_to_hub)
-    found, name = located.found, located.name
-    recipe = found.recipe if located.study is None else located.study.recipe
-    steps = revision_steps(found.state.segments, recipe)
-    target = push_to_hub or repository or f"mlmclm/{name}"
-    made = export_revisions(found, to, target, steps, located.about)
+    found, about = _located(study, model, None, push_to_hub)
+    name, steps = str(found.name), revision_steps(found.state.segments, study.trained_file.recipe)
+    made = export_revisions(found, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
     if made.missing:
         named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
-        source = "STUDY.yaml" if study is None else study.source
         say(
-            f"{found.name}: {len(made.missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
-            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {source} --store NEW`."
+            f"{name}: {len(made.missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
+            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {study.source} --store NEW`."
         )
-    pushed = _push_revisions(made, to, str(name), dry_run=dry_run) if push_to_hub is not None else {}
-    return str(name), made, pushed
-
-
-@dataclass(frozen=True)
-class _Located:
-    """A model's state in a store, and what its study says of it."""
-
-    name: ModelName
-    found: FoundState
-    study: StudyFile | None
-    prepared: PreparedStudy | None
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return {} if self.study is None else study_card(self.study, self.name)
+    return name, made, {} if push_to_hub is None else _push_revisions(made, to, name, dry_run=dry_run)
 
 
 def _located(
-    trained: TrainedStudy | None, model: str, place: Place, step: int | None, push_to_hub: str | None
-) -> _Located:
-    study = None if trained is None else trained.file
+    trained: Study, model: str, step: int | None, push_to_hub: str | None
+) -> tuple[FoundState, dict[str, Any]]:
+    """Return a model's state in the store, and what its study says of it; arguments as of `export_model`."""
+    study, place = trained.trained_file, trained.place
     try:
-        name = parse(model, sizes_in(place.store) if study is None else study.sizes)
-        known = study is None or str(replace(name, checkpoint=None)) in study.models
+        name = parse(model, study.sizes)
+        known = str(replace(name, checkpoint=None)) in study.models
     except UserError:
-        if study is None:
-            raise
         known = False
-    if trained is not None and not known:
-        raise unknown("model", model, trained.file.models, where=trained.source)
+    if not known:
+        raise unknown("model", model, study.models, where=trained.source)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
-    of = prepared = None
-    if trained is not None and study is not None:
-        prepared = find_prepared(study, place)
-        if prepared is None:
-            raise UserError(
-                f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {trained.source}` first."
-            )
-        initial = prepared.initial[name.size].key if name.size in prepared.initial else None
-        of = history(name, study.recipe, initial, prepared.plan.targets[0].sources), prepared.fingerprint
-    found = find_state(place.store, name, step=step, of=of)
+    prepared = find_prepared(study, place)
+    if prepared is None:
+        raise UserError(
+            f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {trained.source}` first."
+        )
+    found = find_state(prepared, name, step)
     if push_to_hub is not None:
         from mlmclm.models.hub import check_repository
 
         for each in repositories_of(push_to_hub, decoder=found.causal):
             check_repository(each)
-    return _Located(name, found, study, prepared)
+    return found, study_card(study, name)
 
 
 @dataclass(frozen=True)
@@ -234,7 +201,10 @@ def export_revisions(
             "the study file before the model is trained."
         )
     before = [found.state.at(step) for step in steps if step < found.state.step]
-    kept = [Revision(each, states.weights_folder(found.store, each.key(found.fingerprint))) for each in before]
+    kept = [
+        Revision(each, states.weights_folder(found.prepared.place.store, each.key(found.prepared.fingerprint)))
+        for each in before
+    ]
     revisions = [*kept, Revision(found.state, found.folder)]
     there = [each for each in revisions if each.folder is not None]
     missing = tuple(each.tag for each in revisions if each.folder is None)
@@ -289,7 +259,7 @@ class _Writer:
                     repository.tag(tag, commit)
 
     def _key(self, revision: Revision) -> str:
-        return revision.state.key(self.found.fingerprint)
+        return revision.state.key(self.found.prepared.fingerprint)
 
     def _tags(self, revision: Revision) -> list[str]:
         return [revision.tag, *([MAIN] if revision.state == self.found.state else [])]

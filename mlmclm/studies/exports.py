@@ -1,29 +1,23 @@
-"""Hugging Face folders: of any state in a store, and of a study's models, which damaged ones are exported to again."""
+"""Hugging Face folders: of any state of a study, and of its models, which damaged ones are exported to again."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.mixed_corpus import AnyCorpus, open_stored
 from mlmclm.corpora.notes import EARLIER, UNTRAINED, read_remembered
-from mlmclm.errors import UserError, meant
+from mlmclm.errors import UserError
 from mlmclm.models.folder import weights_hashes
-from mlmclm.models.sizes import SIZES
 from mlmclm.models.stored_model import ExportedModel
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import State, history
+from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import StoredInitial, first_config
 from mlmclm.progress import say
@@ -38,22 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoundState:
-    """A state that a model passes through in its training, as found in a store."""
+    """A state that a model of a study passes through in its training, as found in the store."""
 
-    store: Path
+    prepared: PreparedStudy
     name: ModelName
     """Name of these weights: the model's, with the step appended unless it is the last."""
     state: State
     folder: Path
-    recipe: Recipe
-    corpus: str
-    """Key of the prepared corpus."""
-    fingerprint: str
 
     @property
     def key(self) -> str:
         """The state's key."""
-        return self.state.key(self.fingerprint)
+        return self.state.key(self.prepared.fingerprint)
 
     @property
     def causal(self) -> bool:
@@ -62,111 +52,66 @@ class FoundState:
         return last is not None and last.causal
 
     @cached_property
-    def _corpus(self) -> tuple[AnyCorpus, Mapping[str, CorpusConfig]]:
-        return open_stored(self.store, self.corpus)
-
-    @cached_property
-    def _initial(self) -> StoredInitial | None:
-        return StoredInitial(self.store, self.state.initial).opened() if self.state.initial is not None else None
-
-    @cached_property
     def _curve(self) -> list[dict[str, Any]]:
-        return states.folder_curve(self.store, self.folder)
+        return states.folder_curve(self.prepared.place.store, self.folder)
 
     def facts(self, state: State) -> dict[str, Any]:
         """Return the facts for the card of the state, or of an earlier one on the way to it."""
         from mlmclm.studies.facts import state_facts
 
-        name, step = self.name, state.step
+        name, step, prepared = self.name, state.step, self.prepared
         if step < self.state.step:
             name = replace(name, checkpoint=step) if step else replace(name, phases=(), checkpoint=None)
-        trained = [row for row in self._curve if row["step"] <= step]
-        return state_facts(name, state, self.recipe, *self._corpus, trained, self._initial)
+        trained, study = [row for row in self._curve if row["step"] <= step], prepared.study
+        initial = prepared.initial.get(state.size)
+        return state_facts(name, state, study.recipe, prepared.corpus, study.sources, trained, initial)
 
     def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
         """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
-        write_state(target, state, self.recipe, weights, self._initial, self._corpus[0].tokenizer, **more)
+        prepared = self.prepared
+        tokenizer, initial = prepared.corpus.tokenizer, prepared.initial.get(state.size)
+        write_state(target, state, prepared.study.recipe, weights, initial, tokenizer, **more)
 
 
-def sizes_in(store: Path) -> list[str]:
-    """Return the sizes of a store's models: the built-in ones, and the names that studies gave to models to continue from."""
-    own = {description["size"] for _, description in _described(store) if description.get("initial") is not None}
-    return [*SIZES, *sorted(own - SIZES.keys())]
-
-
-def find_state(
-    store: Path, name: ModelName, *, step: int | None = None, of: tuple[State, str] | None = None
-) -> FoundState:
+def find_state(prepared: PreparedStudy, name: ModelName, step: int | None = None) -> FoundState:
     """Return a model's state at a step; a damaged state is reported and skipped.
 
     Args:
-        step: optimiser steps; None for the model's last.
-        of: the model's last state in its study, and its fingerprint (`plans.stages.fingerprint`); None for the only
-            study in the store that has the model.
+        name: a model of the study, or a checkpoint on the way to it.
+        step: optimiser steps; None for the last.
 
     Raises:
-        UserError: there is no intact state, or several studies have one.
+        UserError: there is no intact state.
     """
-    every = [
-        found for found in _on_the_way(store, name) if of is None or found.key == of[0].at(found.state.step).key(of[1])
-    ]
-    wanted = [found for found in every if found.state.step == (step or name.steps)]
-    wanted.sort(key=lambda found: found.state.step)
-    if any(low.key != high.state.at(low.state.step).key(high.fingerprint) for low, high in pairwise(wanted)):
-        corpora = ", ".join(sorted({found.corpus for found in wanted}))
-        raise UserError(
-            f"{store}: several studies have a model {str(name)!r} (corpora {corpora}); name the study file instead of the store."
-        )
-    for found in reversed(wanted):
-        damage = states.damage(found.folder)
-        if damage is None:
-            return found
-        say(f"{found.folder} is not used: {damage}.")
+    every, wanted = list(_on_the_way(prepared, name)), step or name.steps
+    for found in every:
+        if found.state.step == wanted:
+            damage = states.damage(found.folder)
+            if damage is None:
+                return found
+            say(f"{found.folder} is not used: {damage}.")
     steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
-    if steps:
-        there = f"there are steps {steps}; --step exports one of them"
-    else:
-        models = {path.name for path in (store / "studies").glob("*/models/[!.]*")}
-        there = f"train it with `mlmclm pretrain`.{meant(str(name), models)}".rstrip(".")
-    raise UserError(f"{store}: no intact state of model {str(name)!r} at step {step or name.steps}; {there}.")
+    there = f"there are steps {steps}; --step exports one of them" if steps else "train it with `mlmclm pretrain`"
+    raise UserError(f"{prepared.place.store}: no intact state of model {str(name)!r} at step {wanted}; {there}.")
 
 
-def _described(store: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield all states and checkpoints, each with its `state.json`; saved states come first."""
-    folders = [path for path in sorted((store / "states").glob("*")) if re.fullmatch("[0-9a-f]{64}", path.name)]
-    for run in sorted((store / "runs").glob("*")):
-        folders += [folder for _, folder in states.checkpoints(run)]
-    for folder in folders:
-        try:
-            description: dict[str, Any] = read_json(folder / "state.json")
-        except UserError:
-            continue  # damaged, or the folder of an untrained model, which has no state.json
-        if "size" in description:
-            yield folder, description
+def _on_the_way(prepared: PreparedStudy, name: ModelName) -> Iterator[FoundState]:
+    """Yield the states and checkpoints whose history is a prefix of the model's; saved states come first."""
+    store, last = prepared.place.store, prepared.target(replace(name, checkpoint=None)).at(name.steps)
 
-
-def _on_the_way(store: Path, name: ModelName) -> Iterator[FoundState]:
-    """Yield the states whose history is a prefix of the model's; saved states come first."""
-    for folder, description in _described(store):
-        try:
-            recipe, step = Recipe.model_validate(description["recipe"]), int(description["step"])
-        except (ValidationError, KeyError):
-            continue  # written by another version
-        if description["size"] != name.size or not 0 < step <= name.steps:
-            continue
-        # The right size and step are not enough: the steps up to there must be the model's own.
+    def found(step: int, folder: Path) -> FoundState:
         at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
-        try:
-            sources = tuple(sorted(description.get("sources", {}).items()))
-            state = history(at, recipe, description.get("initial"), sources)
-        except UserError:
-            continue  # its recipe has no such model
-        seeds = None if state.seeds is None else state.seeds._asdict()
-        if (
-            description["legs"] == [segment.identity() for segment in state.segments]
-            and description.get("seeds") == seeds
-        ):
-            yield FoundState(store, at, state, folder, recipe, description["corpus"], description["fingerprint"])
+        return FoundState(prepared, at, last.at(step), folder)
+
+    for folder in sorted((store / "states").glob("[0-9a-f]*")):
+        with suppress(UserError, KeyError):  # damaged, or the folder of an untrained model, which has no state.json
+            step = int(read_json(folder / "step.json")["step"])
+            if 0 < step <= last.step and folder.name == last.at(step).key(prepared.fingerprint):
+                yield found(step, folder)
+    for state in (state for stage in prepared.plan.stages for state in stage.states):
+        for step, folder in states.checkpoints(store / "runs" / state.key(prepared.fingerprint)):
+            if 0 < step <= last.step and state.at(step) == last.at(step):
+                yield found(step, folder)
 
 
 def write_state(
@@ -220,7 +165,7 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
 
 
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
+    stored = _stored(prepared, name)
 
     def there() -> bool:
         return stored.damage() is None
@@ -233,7 +178,7 @@ def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
             _export(prepared, name, stored.folder)
             stored.send()
     _link(prepared, name)
-    return exported_model(prepared, name)
+    return _exported(prepared, name)
 
 
 def _link(prepared: PreparedStudy, name: ModelName) -> None:
@@ -267,13 +212,16 @@ def _up_to_date(own: Path, file: Path) -> bool:
     return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
 
 
-def is_exported(prepared: PreparedStudy, name: ModelName) -> bool:
-    """Return whether a model has been exported."""
-    return ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name).is_here()
+def exported_models(prepared: PreparedStudy) -> list[SweepModel]:
+    """Return the models that `export_models` has exported already."""
+    return [_exported(prepared, name) for name in prepared.plan.models if _stored(prepared, name).is_here()]
 
 
-def exported_model(prepared: PreparedStudy, name: ModelName) -> SweepModel:
-    """Return a model that `export_models` has exported."""
+def _stored(prepared: PreparedStudy, name: ModelName) -> ExportedModel:
+    return ExportedModel(prepared.place.store, prepared.target(name).key(prepared.fingerprint))
+
+
+def _exported(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     folder = prepared.model_folder(name)
     weights, *earlier = _remembered(folder)
     return SweepModel(str(name), folder, weights, tuple(earlier))
@@ -300,7 +248,7 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         UserError: the new export has another hash, so its cells would have other keys.
     """
     for name in prepared.plan.models:
-        stored = ExportedModel(prepared.place.store, prepared.model_folder(name).parent.name)
+        stored = _stored(prepared, name)
         folder = stored.folder
         if str(name) not in names:
             continue

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mlmclm.analysis.results import records
-from mlmclm.answers.named_facts import continuation, made, named_facts, phase_facts
+from mlmclm.answers.named_facts import continuation, named_facts, phase_facts
 from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
@@ -252,10 +252,7 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
     return StudyFacts(
         name=file.name,
         command="",
-        baseline=file.baseline,
         tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
-        learning_rates=space.learning_rates,
-        seeds=space.seeds,
         protocol={key: _plain(value) for key, value in settings.items()},
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )
@@ -338,7 +335,6 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",
         switches=tuple(phase.until for phase in name.phases[:-1] if phase.until < facts["steps"]),
         # How a given model was made is not known.
-        made=made(name) if initial is None else "",
         phases=phase_facts(name) if initial is None else (),
         continued=continuation(name, given=initial is not None),
         since=() if initial is None else phase_facts(name),

@@ -25,10 +25,10 @@ from mlmclm.models.sources import weight_files
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
 from mlmclm.studies.data_file import FileTask
-from mlmclm.studies.given_study import GivenStudy, expand_studies
 from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.place import EXAMPLES, Place
 from mlmclm.studies.study_file import StudyFile, SweepFile
+from mlmclm.studies.study_sweep import expand_studies, find_given
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.protocols import ProtocolFile
 from mlmclm.sweeps.space import Space
@@ -94,7 +94,7 @@ def settings_for(
     file = file.model_copy(update={"space": grid})
     with TemporaryDirectory() as declared:
         write_atomic(Path(declared) / f"{task.name}.yaml", task.declaration)
-        return ON_FILE_HEAD + as_yaml(GivenStudy(file, replace(place, task_dirs=(Path(declared),))).find_models())
+        return ON_FILE_HEAD + as_yaml(find_given(file, replace(place, task_dirs=(Path(declared),))))
 
 
 def write_study(folder: Path, task: FileTask, settings: str, *, resume: bool = False) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower, TaskNoise
 
 DIFFERENCE = 0.5
-"""The difference, in points, whose seeds are said where the space names none."""
+"""The difference, in points, whose seeds are said."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,23 @@ class PowerPlan:
     Attributes:
         planned: None if the noise of no task is known.
         known: the noise of the tasks, with its source.
-        unknown: tasks whose noise is not known.
-        least: the seeds to run first where nothing is known.
+        tasks: all tasks.
+        models, seeds: their numbers.
         unknown_runs: tasks on which the noise of pretraining is not known, so that all is about single pretraining runs although
             several are planned.
     """
 
     planned: PlannedPower | None
     known: Mapping[str, KnownNoise]
-    unknown: Sequence[str]
+    tasks: Sequence[str]
     models: int
-    least: int
+    seeds: int
     unknown_runs: Sequence[str]
+
+    @property
+    def unknown(self) -> list[str]:
+        """The tasks whose noise is not known."""
+        return [task for task in self.tasks if task not in self.known]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values; differences and noise are in points."""
@@ -60,13 +65,15 @@ class PowerPlan:
         }
         if self.planned is None:
             return plain
+        from mlmclm.analysis.power import POWER
+
         own = self.planned
         return plain | {
-            "power": own.power,
-            "seeds": dict(own.seeds),
+            "power": POWER,
+            "seeds": dict.fromkeys(self.tasks, self.seeds),
             "pretraining_runs": own.runs,
             "smallest_differences": {name: _number(100 * value) for name, value in own.smallest.items()},
-            "differences": {task: 100 * own.differences[task] for task in own.noise},
+            "differences": dict.fromkeys(self.known, DIFFERENCE),
             "seeds_needed": dict(own.needed),
             **({"pretraining_runs_needed": dict(own.runs_needed)} if own.runs_needed else {}),
         }
@@ -83,46 +90,38 @@ class PowerPlan:
             )
         if self.planned is not None:
             yield from self._power_lines(self.planned)
-        if self.unknown:
+        if unknown := self.unknown:
             yield (
-                f"nothing is known yet of the noise of {text.listing(self.unknown, most=len(self.unknown))}: run with {self.least} seeds first, or state it "
-                "under `noise` in the search space"
+                f"nothing is known yet of the noise of {text.listing(unknown, most=len(unknown))}: run with {max(3, self.seeds)} seeds first, or "
+                "state it under `noise` in the search space"
             )
 
     def _power_lines(self, own: PlannedPower) -> Iterator[str]:
         from mlmclm.analysis.comparison import ALL_TASKS
-        from mlmclm.analysis.power import MOST
+        from mlmclm.analysis.power import MOST, POWER
 
-        power = f"{100 * own.power:g} % power"
-        found = {name: own.smallest[name] for name in (*own.seeds, ALL_TASKS)}
-        seen = {name: value for name, value in found.items() if not math.isnan(value)}
+        power, points = f"{100 * POWER:g} % power", f"{DIFFERENCE:g} points"
+        seen = {name: value for name, value in own.smallest.items() if not math.isnan(value)}
         if not seen:
             yield "with one seed you will see no difference: one seed shows no noise"
         else:
-            mean = seen.pop(ALL_TASKS, None)
-            values = {task: f"{100 * value:.1f}" for task, value in seen.items()}
-            values |= {"the mean over tasks": f"{100 * mean:.1f}"} if mean is not None and len(own.seeds) > 1 else {}
-            counts = {task: str(number) for task, number in own.seeds.items() if task in seen}
-            alike = set(counts.values())
-            seeds = f"{alike.pop()} seeds" if len(alike) == 1 else _on(counts, "seeds")
-            seeds += f" and {own.runs} pretraining runs of each model" if own.runs > 1 else ""
-            yield f"with {seeds} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
-        for difference in dict.fromkeys(own.differences[task] for task in own.needed):
-            tasks = {task: number for task, number in own.needed.items() if own.differences[task] == difference}
-            points = f"{100 * difference:g} points"
-            if enough := {task: number for task, number in tasks.items() if number is not None}:
-                numbers = _on({task: str(number) for task, number in enough.items()}, "seeds")
-                yield f"{points} at {power} takes {numbers}"
-            more = {task: own.runs_needed.get(task) for task, number in tasks.items() if number is None}
-            if runs := {task: str(number) for task, number in more.items() if number is not None}:
-                yield f"{points} at {power} takes {_on(runs, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
-            none = [task for task, number in more.items() if number is None]
-            if far := [task for task in none if own.floors[task] <= difference]:
-                what = "seeds" if own.runs == 1 else "pretraining runs of each model"
-                yield f"{points} takes over {MOST:,} {what} on {text.listing(far, most=len(far))} ({power})"
-            if small := [task for task in none if task not in far]:
-                shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
-                yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
+            values = {task: f"{100 * seen[task]:.1f}" for task in self.tasks if task in seen}
+            if ALL_TASKS in seen and len(self.tasks) > 1:
+                values["the mean over tasks"] = f"{100 * seen[ALL_TASKS]:.1f}"
+            runs = f" and {own.runs} pretraining runs of each model" if own.runs > 1 else ""
+            yield f"with {self.seeds} seeds{runs} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
+        if enough := {task: str(number) for task, number in own.needed.items() if number is not None}:
+            yield f"{points} at {power} takes {_on(enough, 'seeds')}"
+        more = {task: own.runs_needed.get(task) for task, number in own.needed.items() if number is None}
+        if runs_needed := {task: str(number) for task, number in more.items() if number is not None}:
+            yield f"{points} at {power} takes {_on(runs_needed, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
+        none = [task for task, number in more.items() if number is None]
+        if far := [task for task in none if own.floors[task] <= DIFFERENCE / 100]:
+            what = "seeds" if own.runs == 1 else "pretraining runs of each model"
+            yield f"{points} takes over {MOST:,} {what} on {text.listing(far, most=len(far))} ({power})"
+        if small := [task for task in none if task not in far]:
+            shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
+            yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
 
 
 def power_plan(sweep: StudySweep) -> PowerPlan | None:
@@ -151,21 +150,20 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
             known[task] = known[task].with_pretraining_of(own) if task in known else own
     known = {task: known[task] for task in space.tasks if task in known}
-    noise, rates = {task: own.noise for task, own in known.items()}, len(space.learning_rates)
-    differences = dict.fromkeys(space.tasks, DIFFERENCE / 100)
-    seeds = dict.fromkeys(space.tasks, len(space.seeds))
+    noise, seeds = {task: own.noise for task, own in known.items()}, len(space.seeds)
     unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
     planned = None
     if noise:
         several = 1 if unknown_runs else number
         families = {name: task.family for name, task in declared.items()}
-        planned = planned_power(noise, families, models, seeds, rates, differences, runs=several)
+        rates = len(space.learning_rates)
+        planned = planned_power(noise, families, models, seeds, rates, DIFFERENCE / 100, runs=several)
     return PowerPlan(
         planned=planned,
         known=known,
-        unknown=[task for task in space.tasks if task not in known],
+        tasks=space.tasks,
         models=len(models),
-        least=max(3, len(space.seeds)),
+        seeds=seeds,
         unknown_runs=unknown_runs,
     )
 

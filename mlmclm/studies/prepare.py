@@ -33,7 +33,7 @@ from mlmclm.pretraining.initial import (
     prepare_initial,
     source_sizes,
 )
-from mlmclm.progress import bars
+from mlmclm.progress import bars, say
 from mlmclm.storage.files import first_there, places_of, read_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
@@ -155,7 +155,7 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
 
 def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
     """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would."""
-    beginning, corpus = _find(study, place, damaged=False)
+    beginning, corpus = _find(study, place)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
@@ -192,11 +192,6 @@ def _masks(plan: Plan) -> bool:
     return any(stage.objective.masks for stage in plan.stages)
 
 
-def find_study_corpus(study: StudyFile, place: Place) -> AnyCorpus | None:
-    """Return a study's prepared corpus, even if files are missing or truncated; None if it isn't prepared."""
-    return _find(study, place, damaged=True)[1]
-
-
 def initial_models(study: StudyFile, place: Place) -> Mapping[str, StoredInitial]:
     """Return the given models to continue from that the store has, by size; none unless it has all."""
     beginning = find_initial(_wanted(study, place))
@@ -230,11 +225,11 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
     return tokenizer.model_copy(update={"path": str(found)})
 
 
-def _find(study: StudyFile, place: Place, *, damaged: bool) -> tuple[Beginning | None, AnyCorpus | None]:
+def _find(study: StudyFile, place: Place) -> tuple[Beginning | None, AnyCorpus | None]:
     beginning = find_initial(_wanted(study, place))
     if beginning is None:
         return None, None
-    where = _where(study, place) | {"damaged": damaged}
+    where = _where(study, place)
     if study.corpus is not None:
         return beginning, find_corpus(study.corpus, beginning.tokenizer, **where)
     return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
@@ -261,3 +256,21 @@ def _padded_with_eos(study: StudyFile, corpus: AnyCorpus, initial: Mapping[str, 
         ids["pad"] if model is None else read_json(model.folder / "config.json").get("pad_token_id") for model in begun
     ]
     return ids["eos"] in pads
+
+
+def with_suite(study: StudyFile, suite: str) -> StudyFile:
+    """Return the study with a suite's models, and with the recipe fields that the suite sets.
+
+    Raises:
+        UserError: the suite doesn't exist, is invalid, or doesn't fit the study's recipe.
+    """
+    from mlmclm.plans.suite import find_suite
+
+    chosen = find_suite(suite, study.sizes)
+    if lacking := chosen.lacking(study.corpora):
+        say(
+            f"--suite {suite}: its mixes are left out, and all phases read the study's own text: the study's corpora lack {', '.join(lacking)}."
+        )
+    recipe = chosen.recipe_over(study.recipe, where=f"--suite {suite}: recipe", sources=study.corpora)
+    models = tuple(str(name) for name in chosen.parsed)
+    return study.model_copy(update={"models": models, "parts": {}, "baseline": None, "recipe": recipe})

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,9 +24,8 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import Bar, say
-from mlmclm.results.examples import KeptExamples, from_parquet
+from mlmclm.results.examples import ExampleSource, KeptExamples, from_parquet
 from mlmclm.results.intervals import most_wrong
-from mlmclm.storage.checksums import parse_sealed
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.studies.api import published
 from mlmclm.studies.one_cell import make_ready
@@ -62,14 +61,34 @@ class FiledResults:
     """Results to compare with: those of a store, or of a published bundle.
 
     Attributes:
-        result: returns the result with a key; a `UserError` if there is none.
-        examples: returns its test examples; None if there are none.
-        model: returns the model to compute it with, which may have other weights; a `UserError` if there is none.
+        result: returns the result with a key; None if there is none.
+        kept: the source of their test examples.
+        models: those that are here, by the hash of their weights.
+        others: models by name to compute with where these weights are not here.
     """
 
-    result: Callable[[str], dict[str, Any]]
-    examples: Callable[[Mapping[str, Any]], KeptExamples | None]
-    model: Callable[[Mapping[str, Any]], SweepModel]
+    result: Callable[[str], Mapping[str, Any] | None]
+    kept: ExampleSource
+    models: Mapping[str, SweepModel]
+    others: Mapping[str, SweepModel] = field(default_factory=dict)
+
+    def find(self, key: str, place: Place) -> tuple[Mapping[str, Any], Cell]:
+        """Return a result and its cell; a `UserError` if it, its model or its task is not here."""
+        result = self.result(key)
+        if result is None:
+            raise UserError(f"there is no result {key}")
+        model = self.models.get(result["weights"]) or self.others.get(result["model"])
+        if model is None:
+            raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not here")
+        named = replace(model, name=result["model"])
+        return result, recorded_cell(result, named, place.task_dirs, where=f"result {key}")
+
+    def examples(self, result: Mapping[str, Any]) -> KeptExamples | None:
+        """Return its test examples; None if there are none."""
+        try:
+            return self.kept.examples(result)
+        except UserError:
+            return None
 
 
 def recompute(count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None) -> list[Recomputed]:
@@ -83,10 +102,11 @@ def recompute(count: int, seed: int, place: Place, study: str | None, keys: Coll
         study: the file of a sweep whose models may be outside the store; or a name, or None.
         keys: the cells to choose from; None for all of the store's.
     """
-    there, found, computed = ResultsStore(place.store).keys(), list[Recomputed](), 0
+    results_store, found, computed = ResultsStore(place.store), list[Recomputed](), 0
+    there = results_store.keys()
     left = sorted(there if keys is None else there & set(keys))
     random.Random(seed).shuffle(left)
-    filed = _of_store(place, study)
+    filed = FiledResults(results_store.find, results_store, _models(place, study))
     with Bar("computing cells again", min(count, len(left)), unit="cells") as bar:
         while left and computed < count:
             found.append(recomputed(left.pop(0), filed, place))
@@ -118,34 +138,17 @@ def models_in(store: Path) -> dict[str, SweepModel]:
     return found
 
 
-def _of_store(place: Place, study: str | None) -> FiledResults:
-    results_store, models = ResultsStore(place.store), _models(place, study)
-
-    def examples(result: Mapping[str, Any]) -> KeptExamples | None:
-        if EXAMPLES not in result:
-            return None
-        return from_parquet(results_store.examples_path(result["key"]), result, result[EXAMPLES])
-
-    def model(result: Mapping[str, Any]) -> SweepModel:
-        if result["weights"] not in models:
-            raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not in the store")
-        return models[result["weights"]]
-
-    return FiledResults(partial(_filed, results_store), examples, model)
-
-
 def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
     """Compute a cell again, in the state of a sweep's worker, and compare it with its result."""
     from mlmclm.finetuning.run import keep_encoder, run_cell
 
     name = key
     try:
-        result = filed.result(key)
-        cell = _cell(result, filed, place)
+        result, cell = filed.find(key, place)
         name = cell_name(cell)
         with _beside(place.store) as folder:
             if cell.start is not None and not (kept := KeptEncoder(folder, cell.start.key)).folder.is_dir():
-                source = _cell(filed.result(kept.key), filed, place)
+                source = filed.find(kept.key, place)[1]
                 make_ready(source)
                 kept.ensure(partial(keep_encoder, source, store=folder, data_root=place.data_root))
             contents = list[bytes]()
@@ -172,20 +175,6 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
     if elsewhere:
         return Recomputed(key, name, "differs elsewhere", f"{wrong}; {elsewhere}")
     return Recomputed(key, name, "differs", wrong)
-
-
-def _filed(results_store: ResultsStore, key: str) -> dict[str, Any]:
-    """Return a result as it is filed, with the checksum of its examples, which `ResultsStore.find` leaves out."""
-    path = results_store.path(key)
-    try:
-        return parse_sealed(path.read_bytes(), path, "")
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such result.") from error
-
-
-def _cell(result: Mapping[str, Any], filed: FiledResults, place: Place) -> Cell:
-    model = filed.model(result)
-    return recorded_cell(result, replace(model, name=result["model"]), place.task_dirs, where=f"result {result['key']}")
 
 
 @contextmanager
@@ -328,28 +317,9 @@ class BundleCheck:
             UserError: a setting is wrong, or the corpus is not there.
             EnvironmentFault: the machine failed. What is finished is kept.
         """
-        by_name = self._made() if self.pretrained else {}
         rows = {row["key"]: row for row in self.record.rows}
-        kept = self.record.kept
-
-        def result(key: str) -> dict[str, Any]:
-            if key not in rows:
-                raise UserError(f"{self.folder}: the bundle has no result {key}.")
-            return dict(rows[key])
-
-        def examples(result: Mapping[str, Any]) -> KeptExamples | None:
-            try:
-                return kept.examples(result)
-            except UserError:
-                return None
-
-        def model(result: Mapping[str, Any]) -> SweepModel:
-            found = self.models.get(result["weights"]) or by_name.get(result["model"])
-            if found is None:
-                raise UserError(f"the model {result['model']} (weights {result['weights'][:12]}) is not here")
-            return found
-
-        found, filed = [], FiledResults(result, examples, model)
+        filed = FiledResults(rows.get, self.record.kept, self.models, self._made() if self.pretrained else {})
+        found = []
         with Bar("computing cells again", len(self.rows), unit="cells") as bar:
             for number, row in enumerate(self.rows, 1):
                 found.append(self._with_noise(recomputed(row["key"], filed, self.place), row))
@@ -358,15 +328,15 @@ class BundleCheck:
 
     def _made(self) -> dict[str, SweepModel]:
         """Pretrain or fetch the models that the store lacks, and return them by name."""
-        from mlmclm.studies.trained_study import TrainedStudy
+        from mlmclm.studies.study import Study
 
         file = load_file(self.folder / STUDY)
         if isinstance(file, StudyFile):
             # Under a name that no study of the store's own has, so that none of its models is replaced.
             name = f"verified-{stable_hash(self.record.study)[:12]}"
-            made = TrainedStudy(
-                file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)
-            ).narrowed(self.pretrained)
+            made = Study(file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)).narrowed(
+                self.pretrained
+            )
             return {model.name: model for model in made.pretrain()}
         found = {}
         for name in self.pretrained:

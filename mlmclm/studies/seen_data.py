@@ -14,7 +14,7 @@ from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import history
 from mlmclm.pretraining.seen import FORMATS, Seen, export, export_data_set, seen
 from mlmclm.studies.prepare import PreparedStudy, prepare
-from mlmclm.studies.trained_study import TrainedStudy
+from mlmclm.studies.study import Study
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SeenData:
 
 
 def seen_data(
-    trained: TrainedStudy,
+    trained: Study,
     *,
     steps: str | None = None,
     model: str | None = None,
@@ -62,7 +62,7 @@ def seen_data(
     Raises:
         UserError: the arguments don't go together, or a step is beyond the model's last.
     """
-    study = trained.file
+    study = trained.trained_file
     model = study.model_of(model, where=trained.source) if model is not None else None
     if labels and model is None:
         raise UserError("--labels: labels belong to an objective; name a model of the study with --model.")

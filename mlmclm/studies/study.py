@@ -5,45 +5,63 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.answers.record import StudyRecord
 from mlmclm.answers.study_results import Results
 from mlmclm.arguments import SECONDS_FOR_NODES
-from mlmclm.cluster.ray_cluster import Session
-from mlmclm.errors import MlmclmError, UserError, unknown
+from mlmclm.cluster.ray_cluster import LostNode
+from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, for_each, unknown
+from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.storage.files import only_one
-from mlmclm.studies.exports import restore_exports
+from mlmclm.studies.exports import export_models, exported_models
 from mlmclm.studies.facts import study_facts
 from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared
+from mlmclm.studies.prepare import (
+    PreparedStudy,
+    check_models_to_continue,
+    check_sources,
+    find_prepared,
+    prepare,
+    with_suite,
+)
 from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
-from mlmclm.studies.study_plan import StudyPlan
-from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.studies.study_plan import PlannedStage, StudyPlan, plan_of_sweep
+from mlmclm.studies.study_sweep import (
+    StudySweep,
+    expand_studies,
+    find_given,
+    open_tasks,
+    prepare_tasks,
+    study_space,
+    sweep_of,
+    with_tasks,
+)
 from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_results, zero_shot_tasks
-from mlmclm.sweeps.cells import ListedCell, recorded_cell
+from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model, model_in
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.starts import Planned
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.generator import GENERATORS
+from mlmclm.tasks.load import load_task
+from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.splits import reader
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.studies.study_tracking import StudyTracking
-    from mlmclm.studies.work import StudyWork
+    from mlmclm.studies.work import OpenSession, StudyWork
 
 
-class Study(ABC):
-    """A study: models, tasks, and the grid over which the models are fine-tuned.
+class Study:
+    """A study: models, which it trains or which are given, tasks, and the grid over which the models are fine-tuned.
 
     What the store already has is not computed again: `run` resumes wherever an earlier one stopped.
 
@@ -55,7 +73,8 @@ class Study(ABC):
     """
 
     def __init__(self, file: AnyFile, place: Place, *, source: str = "", command: str = "") -> None:
-        self.file: AnyFile = file
+        """Name all models of each source `STUDY/*`; raise what `expand_studies` does."""
+        self.file = expand_studies(file, place.store) if isinstance(file, SweepFile) else file
         self.place, self.source, self.command = place, source or file.name, command
 
     def __repr__(self) -> str:
@@ -124,11 +143,18 @@ class Study(ABC):
             )
         return cell, dict(result["scores"])
 
-    @abstractmethod
+    @property
+    def trained_file(self) -> StudyFile:
+        """The file of a study that trains its models; a `UserError` if they are given."""
+        if isinstance(self.file, SweepFile):
+            raise UserError(f"{self.source}: its models are given; there is nothing to pretrain.")
+        return self.file
+
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
         """Return what the store has, what would be computed now, and what that would take; nothing is computed.
 
-        The time is estimated from results in the store or, if there are too few, from a few steps of training.
+        The time is estimated from results in the store or, if there are too few, from a few steps of training. It is that of
+        models that are there.
 
         Args:
             workers: number of cells computed at once; by default as many as this machine can.
@@ -137,6 +163,91 @@ class Study(ABC):
         Raises:
             UserError: a name or a setting is wrong.
         """
+        file, place = self.file, self.place
+        if isinstance(file, SweepFile):
+            made = self.sweep(prepare=False)
+            sources = {each.model.name: each.source for each in made.models}
+            plan = StudyPlan(file.kind, self.name, place.store, models=sources)
+        else:
+            made = StudySweep(file, place, study_space(file, place.task_dirs))
+            plan, prepared = self._planned()
+            if prepared is not None:
+                # A cell's key contains hashes of its model and data, so none can be looked up before.
+                tasks = open_tasks(prepared.corpus.tokenizer, made.space, place, prepare=False)
+                made = sweep_of(prepared, made.space, exported_models(prepared), tasks)
+            else:
+                for_each(made.space.tasks, self._check_data)
+        return dataclasses.replace(plan, sweep=plan_of_sweep(made, workers=workers, price=price))
+
+    def _check_data(self, name: str) -> None:
+        """Read and check a task's data where they are files of this machine, as the run will."""
+        task, place = get_task(name, self.place.task_dirs), self.place
+        if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root, None)[1]:
+            load_task(task, store=place.store, data_root=place.data_root)
+
+    def plan_pretraining(self) -> StudyPlan:
+        """Return the plan without the sweep; a study that is only pretrained needs no search space."""
+        if self.trained_file.space is not None:
+            study_space(self.trained_file, self.place.task_dirs)
+        return self._planned()[0]
+
+    def prepare(
+        self, *, ray: str | None = None, wait_for_nodes: float = SECONDS_FOR_NODES
+    ) -> tuple[PreparedStudy, dict[str, PreparedTask]]:
+        """Prepare the corpus, the tokenizer and the tasks; a study without a search space has no tasks.
+
+        Args:
+            ray: address of a Ray cluster whose nodes tokenise; otherwise this machine does, unless the study says
+                `corpus.workers: ray`.
+            wait_for_nodes: seconds for which the cluster may have no node for the work.
+
+        Raises:
+            UserError: something is wrong with the corpus, the tokenizer, a model's name, a task or its data.
+        """
+        from mlmclm.studies.work import one_session
+
+        file = self.trained_file
+        space = None if file.space is None else study_space(file, self.place.task_dirs)
+        with one_session(self.place, ray, wait_for_nodes) as opened:
+            prepared = self._prepared(opened)
+        return prepared, {} if space is None else prepare_tasks(prepared, space)
+
+    def pretrain(self, *, ray: str | None = None, wait_for_nodes: float = SECONDS_FOR_NODES) -> list[SweepModel]:
+        """Train what is missing of the models, and return all of them, each with its Hugging Face folder.
+
+        Args:
+            ray, wait_for_nodes: as in `run`.
+
+        Raises:
+            UserError: a setting is wrong, or another process is working on the study.
+            EnvironmentFault: the machine or the cluster failed. What is finished is kept.
+        """
+        from mlmclm.studies.work import work_on
+
+        with work_on(self.trained_file, self.place, ray, wait_for_nodes) as work:
+            return self._trained(self._prepared(work), work)
+
+    def narrowed(self, models: Sequence[str], suite: str | None = None) -> Study:
+        """Return the study with some of its models, or of those of a suite (`with_suite`), or with all of these.
+
+        Raises:
+            UserError: there is no such model, or something is wrong with the suite.
+        """
+        file = self.trained_file if suite is None else with_suite(self.trained_file, suite)
+        if models:
+            where = self.source if suite is None else f"--suite {suite}"
+            file = file.narrowed([file.model_of(name, where=where) for name in models])
+        return Study(file, self.place, source=self.source, command=self.command)
+
+    def sweep(self, *, prepare: bool) -> StudySweep:
+        """Find and check given models, and open every task for every tokenizer among them (`study_sweep.with_tasks`).
+
+        Raises:
+            UserError: a model, a task or a setting is wrong; one error covers all of them.
+        """
+        if isinstance(self.file, StudyFile):
+            raise UserError(f"{self.source}: it trains its models, so `run` makes its sweep.")
+        return with_tasks(find_given(self.file, self.place), prepare=prepare)
 
     def run(
         self,
@@ -162,7 +273,7 @@ class Study(ABC):
                 working on it.
             EnvironmentFault: the machine, the network or a server failed. What is finished is kept.
         """
-        from mlmclm.studies.work import work_on
+        from mlmclm.studies.work import compute, work_on
 
         begun = self._begun()
         evaluations = zero_shot_tasks(self.file, self.place)
@@ -263,13 +374,79 @@ class Study(ABC):
     def _remedy(self) -> str:
         return f"run `mlmclm {self.file.kind} {self.source}` first."
 
-    @abstractmethod
     def _begun(self) -> StudySweep:
         """Return the sweep as far as it is known without any work; check all settings and names."""
+        file, place = self.file, self.place
+        if isinstance(file, StudyFile):
+            return StudySweep(file, place, study_space(file, place.task_dirs))
+        if (self.folder / "models").is_dir():
+            raise UserError(
+                f"name {self.name!r}: a study of this name is in {place.store}; its report would be overwritten. Choose another name."
+            )
+        return find_given(file, place)
 
-    @abstractmethod
     def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
         """Return the sweep with all models and the tasks' data, making what is missing."""
+        if isinstance(self.file, SweepFile):
+            return with_tasks(begun, prepare=True)
+        prepared = self._prepared(work)
+        there = None if pretrain else export_models(prepared)
+        tasks = prepare_tasks(prepared, begun.space)  # before training, so that bad data cost no time
+        return sweep_of(prepared, begun.space, self._trained(prepared, work) if there is None else there, tasks)
+
+    def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
+        """Return the plan of pretraining, and the prepared study if nothing is left to prepare."""
+        file, place, fault = self.trained_file, self.place, None
+        plan = make_plan(
+            file.parsed, file.recipe, beside=file.beside
+        )  # first, so that a wrong name fails before all else
+        prepared = find_prepared(file, place)
+        if prepared is None:
+            check_models_to_continue(file, place, plan)
+            try:
+                check_sources(file, place)
+            except EnvironmentFault as error:
+                fault = error  # the plan can be shown without the network, but the command could not run now
+        else:
+            plan = prepared.plan
+
+        def planned(stage: Stage) -> PlannedStage:
+            left = [stage] if prepared is None else prepared.left(stage)
+            return PlannedStage(stage.title, stage.models, stage.steps, sum(part.steps for part in left))
+
+        found = StudyPlan(
+            file.kind,
+            self.name,
+            place.store,
+            corpus_source=file.source,
+            corpus="prepared" if prepared is not None else "to be prepared",
+            initial=file.initial,
+            stages=tuple(map(planned, plan.stages)),
+            fault=fault,
+        )
+        return found, prepared
+
+    def _prepared(self, opened: OpenSession) -> PreparedStudy:
+        # Without a cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
+        return prepare(self.trained_file, self.place, session=opened.session if opened.cluster else None)
+
+    def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
+        from mlmclm.studies.pretrain_models import pretrain
+
+        work.tracking.stages(prepared)
+        losses = 0
+        while prepared.unfinished():  # else Ray need not start
+            work.session()
+            try:
+                pretrain(prepared, work.wait_for_nodes)
+                break
+            except LostNode as error:
+                losses += 1
+                if losses > prepared.study.recipe.max_failures:
+                    raise
+                say(f"{error} Ray starts again, {losses} of at most {prepared.study.recipe.max_failures} times.")
+                work.close()
+        return export_models(prepared)
 
 
 def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
@@ -288,52 +465,3 @@ def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
     best = place_of(max(chosen, key=lambda row: row["validation"]))
     key = next(row["key"] for row in records(found.cells) if place_of(row) == best)
     return next(row for row in found.rows if (row["key"], row["model"]) == (key, model))
-
-
-def compute(
-    sweep: StudySweep,
-    session: Session,
-    *,
-    on_plan: Callable[[tuple[ListedCell, ...]], None] = lambda cells: None,
-    wait_for_nodes: float = SECONDS_FOR_NODES,
-) -> SweepOutcome:
-    """Compute the missing cells of a sweep; open a Ray session only if there are any.
-
-    Models that the study trained are verified first, if cells of theirs are missing.
-
-    Args:
-        on_plan: called with the cells whenever they are planned.
-        wait_for_nodes: as in `SweepOptions`.
-
-    Raises:
-        MlmclmError: some cells failed; the results of all others are kept.
-    """
-    from mlmclm.sweeps.run_layers import run_layers
-
-    place, space = sweep.place, sweep.space
-    if sweep.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
-        planned = sweep.plan()
-        restore_exports(sweep.prepared, planned.needed(ResultsStore(place.store).missing(planned.cells)))
-    options = SweepOptions(
-        store=place.store,
-        data_root=place.data_root,
-        name=f"{sweep.file.name}-sweep",
-        cpus_per_cell=space.cpus_per_cell,
-        gpus_per_cell=space.gpus_per_cell,
-        device=sweep.file.device,
-        max_concurrent=space.max_concurrent,
-        retries=space.retries,
-        time_limit=space.time_limit,
-        wait_for_nodes=wait_for_nodes,
-        session=session,
-    )
-
-    def plan() -> Planned:
-        planned = sweep.plan()
-        on_plan(write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned))
-        return planned
-
-    # Planned again once the results that choose starting weights are there.
-    outcome = run_layers(plan, options)
-    outcome.check()
-    return outcome

@@ -383,12 +383,6 @@ class SweepFile(SweepSettings):
     tracking: Annotated[str | None, Role.WORK] = None
     """Address of an MLflow server, as in a study file."""
 
-    def model_of(self, name: str, *, where: str) -> str:
-        """Return a model's name. If the sweep has no such model, the `UserError` starts with `where`."""
-        if name not in self.models:
-            raise unknown("model", name, self.models, where=where)
-        return name
-
     @field_validator("models", mode="before", json_schema_input_type=ModelSources)
     @classmethod
     def _named(cls, value: Any, info: ValidationInfo) -> Any:

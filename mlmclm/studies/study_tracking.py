@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from mlmclm.analysis.summary import model_metrics, study_metrics
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.answers.study_results import Results
 from mlmclm.cluster.ray_cluster import lasting_dashboard
 from mlmclm.corpora.corpus_config import CorpusConfig
@@ -272,12 +273,10 @@ def named_parameters(name: ModelName) -> dict[str, str]:
     `objective` joins the objectives in order (`clm+mlm`); it is `untrained` without any.
     `mask_ratio` is the last masked objective's share of hidden tokens, from 0 to 1.
     """
-    starts = (0, *(phase.until for phase in name.phases))
-    begun = [phase for start, phase in zip(starts, name.phases, strict=False) if start < name.steps]
-    objectives = [phase.objective for phase in begun]
-    ratios = [share for each in objectives if (share := each.hidden_share) is not None]
+    phases = phase_facts(name)
+    ratios = [share for phase in phases if (share := phase.hidden_share) is not None]
     return {
-        "objective": "+".join(dict.fromkeys(each.name for each in objectives)) or UNTRAINED,
+        "objective": "+".join(dict.fromkeys(phase.kind for phase in phases)) or UNTRAINED,
         "size": name.size,
         "mask_ratio": f"{ratios[-1]:g}" if ratios else "",
         "replicate": str(name.replicate),

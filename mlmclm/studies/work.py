@@ -15,9 +15,17 @@ from mlmclm.service.state import MLFLOW
 from mlmclm.storage.addresses import send_files
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
+from mlmclm.studies.exports import restore_exports
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile
+from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.study_tracking import DASHBOARD, GRAFANA, StudyTracking, other_pages
+from mlmclm.sweeps.cells import ListedCell
+from mlmclm.sweeps.manifest import write_manifest
+from mlmclm.sweeps.outcome import SweepOutcome
+from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import Planned
+from mlmclm.sweeps.sweep_options import SweepOptions
 
 
 @dataclass(frozen=True)
@@ -121,3 +129,52 @@ def _show_pages(file: AnyFile, place: Place) -> None:
     report = place.study_folder(file.name) / "report.html"
     tags = {"mlflow": pages.get(MLFLOW, ""), "dashboard": pages.get(DASHBOARD, ""), "report": report}
     gauge("mlmclm_study_info").set(1, tags={label: ascii_label(value) for label, value in tags.items()})
+
+
+def compute(
+    sweep: StudySweep,
+    session: Session,
+    *,
+    on_plan: Callable[[tuple[ListedCell, ...]], None] = lambda cells: None,
+    wait_for_nodes: float = SECONDS_FOR_NODES,
+) -> SweepOutcome:
+    """Compute the missing cells of a sweep; open a Ray session only if there are any.
+
+    Models that the study trained are verified first, if cells of theirs are missing.
+
+    Args:
+        on_plan: called with the cells whenever they are planned.
+        wait_for_nodes: as in `SweepOptions`.
+
+    Raises:
+        MlmclmError: some cells failed; the results of all others are kept.
+    """
+    from mlmclm.sweeps.run_layers import run_layers
+
+    place, space = sweep.place, sweep.space
+    if sweep.prepared is not None:  # only models that are needed, because verifying one reads its whole folder
+        planned = sweep.plan()
+        restore_exports(sweep.prepared, planned.needed(ResultsStore(place.store).missing(planned.cells)))
+    options = SweepOptions(
+        store=place.store,
+        data_root=place.data_root,
+        name=f"{sweep.file.name}-sweep",
+        cpus_per_cell=space.cpus_per_cell,
+        gpus_per_cell=space.gpus_per_cell,
+        device=sweep.file.device,
+        max_concurrent=space.max_concurrent,
+        retries=space.retries,
+        time_limit=space.time_limit,
+        wait_for_nodes=wait_for_nodes,
+        session=session,
+    )
+
+    def plan() -> Planned:
+        planned = sweep.plan()
+        on_plan(write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned))
+        return planned
+
+    # Planned again once the results that choose starting weights are there.
+    outcome = run_layers(plan, options)
+    outcome.check()
+    return outcome

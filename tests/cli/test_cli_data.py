@@ -42,37 +42,34 @@ def study(folder: Path, **corpus: Any) -> list[str | Path]:
 
 
 def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call) -> None:
-    words = study(tmp_path, shard_mib=0.004)
-    code, _, errors = call("data", "verify", *words)
-    assert (code, "is not prepared yet: run `mlmclm data" in errors) == (2, True)
+    words, verify = study(tmp_path, shard_mib=0.004), ("store", "verify", "--store", tmp_path / "store")
     code, output, errors = call("data", *words, "--json")
     assert code == 0, errors
     described = json.loads(output)["corpus"]
     folder = Path(described["folder"])
     shards = sorted(folder.glob("*.bin"))
     assert described["shards"] == len(shards) > 3
-    code, output, _ = call("data", "verify", *words)
-    assert (code, output) == (0, f"{len(shards)} shards of corpus {folder.name} are intact\n")
+    assert call(*verify)[0] == 0
 
     content = shards[1].read_bytes()
     shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     times = {shard: shard.stat().st_mtime_ns for shard in shards}
-    code, output, errors = call("data", "verify", *words, "--json")
+    code, output, _ = call(*verify, "--json")
     assert code == 1
-    assert f"{shards[1]}: it is not what was written" in errors and "Delete" in errors
-    assert list(json.loads(output)["damaged"]) == [str(shards[1])]
+    (damaged,) = (one for kind in json.loads(output)["kinds"] for one in kind["damaged"])
+    assert damaged["path"] == str(shards[1]) and damaged["reason"].startswith("it is not what was written")
     assert call("study", *words, "--dry-run")[1].splitlines()[1].endswith("prepared"), "sizes are all that is looked at"
 
     shards[1].unlink()
-    code, _, errors = call("data", "verify", *words)
-    assert (code, f"{shards[1]}: it is missing" in errors) == (1, True)
+    code, output, _ = call(*verify)
+    assert (code, f"{shards[1]}: it is missing" in output) == (1, True)
     assert "to be prepared" in call("study", *words, "--dry-run")[1]
     code, _, errors = call("data", *words)
     assert code == 0
     assert f"making {shards[1].name} again (no such file)" in errors
     assert shards[1].read_bytes() == content
     assert all(shard.stat().st_mtime_ns == times[shard] for shard in shards if shard != shards[1])
-    assert call("data", "verify", *words)[0] == 0
+    assert call(*verify)[0] == 0
     code, output, errors = call("data", "order", *words, "--steps", "0:2")
     assert (code, len(output.splitlines())) == (0, 16), errors
 

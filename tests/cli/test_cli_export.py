@@ -52,7 +52,7 @@ def weights(store: Path, step: int, segments: int) -> dict[str, torch.Tensor]:
 def test_any_state_is_exported_as_an_encoder_and_after_a_causal_step_as_a_decoder(
     store: Path, tmp_path: Path, run: Run
 ) -> None:
-    words = ("export", store, NAME, "--to")
+    words = ("export", "small", NAME, "--store", store, "--to")
     assert run(*words, tmp_path / "end")[0] == 0
     code, output, errors = run(*words, tmp_path / "trunk", "--step", "10", "--json")
     assert code == 0, errors
@@ -91,18 +91,23 @@ def test_mistakes_are_said(study: Path, store: Path, tmp_path: Path, run: Run) -
     for path in damaged.glob("states/*/state.safetensors"):
         os.truncate(path, 1000)
     for words, expected in (
-        ((store, NAME, "--step", "7"), f"no intact state of model '{NAME}' at step 7; there are steps 10, 30"),
-        ((store, "1m-mlm15-40"), "no intact state of model '1m-mlm15-40' at step 40; train it"),
-        ((store, "1m-clm-999"), "no intact state of model '1m-clm-999' at step 999; there are steps 10; --step"),
+        (
+            ("small", NAME, "--step", "7", "--store", store),
+            f"no intact state of model '{NAME}' at step 7; there are steps 10, 30",
+        ),
+        (
+            ("small", "1m-clm-30-7", "--store", store),
+            "no intact state of model '1m-clm-30-7' at step 7; train it with",
+        ),
         (
             (study, "1m-clm-999", "--store", store),
             "study.yaml: unknown model '1m-clm-999'. Did you mean '1m-clm-30'? Allowed: ",
         ),
         (("small", "1m-clm-999-10", "--store", store), "unknown model '1m-clm-999-10'. Did you mean '1m-clm-30'?"),
-        ((damaged, NAME), "state.safetensors has 1,000 bytes instead of"),
-        ((store, NAME, "--dry-run"), "--dry-run says what --push-to-hub would upload"),
-        ((store, NAME, "--push-to-hub", "a/b/c", "--dry-run"), "--push-to-hub a/b/c: Repo id"),
-        ((store, NAME, "--push-to-hub", "a/b"), "unset it and run again"),
+        (("small", NAME, "--store", damaged), "state.safetensors has 1,000 bytes instead of"),
+        (("small", NAME, "--dry-run", "--store", store), "--dry-run says what --push-to-hub would upload"),
+        (("small", NAME, "--push-to-hub", "a/b/c", "--dry-run", "--store", store), "--push-to-hub a/b/c: Repo id"),
+        (("small", NAME, "--push-to-hub", "a/b", "--store", store), "unset it and run again"),
     ):
         code, _, errors = run("export", *words, "--to", tmp_path / "out")
         assert code == 2 and expected in " ".join(errors.split()), errors
@@ -122,7 +127,18 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
         psutil.wait_procs(children, timeout=30)
-    words = ("export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json")
+    words = (
+        "export",
+        long,
+        "1m-mlm40-3k",
+        "--store",
+        store,
+        "--data",
+        long.parent / "data",
+        "--to",
+        tmp_path / "out",
+        "--json",
+    )
     code, _, errors = run_process(*words, home=tmp_path)
     assert code == 2 and "no intact state of model '1m-mlm40-3k' at step 3000; there are steps " in errors
     step = re.split(r"[ ,;]+", errors.partition("there are steps ")[2].partition(";")[0])[-1]
@@ -142,7 +158,7 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
     run: Run,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")
-    words = ("export", store, NAME, "--step", "10", "--push-to-hub", "me/model", "--json")
+    words = ("export", "small", NAME, "--store", store, "--step", "10", "--push-to-hub", "me/model", "--json")
     code, output, errors = run(*words, "--to", tmp_path / "dry", "--dry-run")
     assert code == 0, errors
     assert not hub.asked and "would upload to me/model on" in errors and "would upload to me/model-encoder on" in errors
@@ -169,7 +185,9 @@ def test_the_hub_gets_exactly_what_the_dry_run_says(
         kind = AutoModelForCausalLM if each["repository"] == "me/model" else AutoModelForMaskedLM
         assert all(torch.equal(value, trunk[key]) for key, value in kind.from_pretrained(loaded).state_dict().items())
     # An encoder that is no decoder has one repository.
-    code, output, errors = run("export", store, NAME, "--push-to-hub", "me/masked", "--json", "--to", tmp_path / "end")
+    code, output, errors = run(
+        "export", "small", NAME, "--store", store, "--push-to-hub", "me/masked", "--json", "--to", tmp_path / "end"
+    )
     assert code == 0, errors
     assert [each["repository"] for each in json.loads(output)["hub"]] == ["me/masked"]
 
@@ -178,7 +196,7 @@ def test_without_a_token_or_an_answer_it_is_said_what_to_do(
     store: Path, tmp_path: Path, at_address: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     at_address("http://127.0.0.1:9")
-    words = ("export", store, NAME, "--push-to-hub", "me/model", "--to")
+    words = ("export", "small", NAME, "--store", store, "--push-to-hub", "me/model", "--to")
     code, _, errors = run(*words, tmp_path / "out")
     assert code == 2 and "hf auth login" in errors and not (tmp_path / "out").exists()
     monkeypatch.setenv("HF_TOKEN", "hf_made_up")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import Place
+from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import load_file
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_model, write_retrieval, write_sentiment
@@ -33,7 +33,7 @@ def test_the_best_seed_of_the_best_rate_is_trained_again_and_written(tmp_path: P
     sweep.write_text("name: mine\nmodels: {small: model}\nspace: space.yaml\n")
     place = Place(tmp_path / "store", tmp_path / "data")
     results = {}
-    made = GivenStudy(load_file(sweep), place).sweep(prepare=True)
+    made = Study(load_file(sweep), place).sweep(prepare=True)
     remember(made)
     for cell in made.plan().cells:
         if cell.task == "reqa_squad":

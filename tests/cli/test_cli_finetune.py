@@ -141,9 +141,12 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     own.write_text("protocol: {max_steps: 5, stride: 8, length_share: 0.5}\n")
     plain = plan("--protocol", str(own))
     assert (plain["protocol"]["max_length"], plain["protocol"]["max_steps"]) == (64, 5)  # half of 128 positions
-    assert plan("--protocol", str(own), "--bidirectional", "--pooling", "mean")["key"] == plain["key"]
-    framed = ("--set", "special_tokens=tokenizer", "--pooling", "bos")
-    others = [("--causal",), ("--pooling", "last"), ("--causal", "--pooling", "last")]
+    assert (
+        plan("--protocol", str(own), "--set", "attention=bidirectional", "--set", "pooling=mean")["key"] == plain["key"]
+    )
+    framed = ("--set", "special_tokens=tokenizer", "--set", "pooling=bos")
+    causal, last = ("--set", "attention=causal"), ("--set", "pooling=last")
+    others = [causal, last, (*causal, *last)]
     plans = [plan("--protocol", str(own), *words) for words in others]
     assert len({plain["key"], *(each["key"] for each in plans)}) == 4
     assert (plans[2]["protocol"]["attention"], plans[2]["protocol"]["pooling"]) == ("causal", "last")
@@ -152,7 +155,7 @@ def test_direction_pooling_and_protocol_are_the_cells_own(place: Path, run: Run)
     assert len(keys) == 2
     code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--protocol", str(own), *framed, "--dry-run")
     assert code == 2 and "adds no token to a text" in " ".join(errors.split())
-    code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--pooling", "bos")
+    code, _, errors = run(place / "model", "sst2", "--lr", "1e-3", "--set", "pooling=bos")
     assert code == 2 and "no token is there to pool; use special_tokens: tokenizer" in " ".join(errors.split())
 
 
@@ -262,7 +265,7 @@ def test_a_model_is_found_by_the_name_that_a_study_gave_it(place: Path, run: Run
         (("sst3", "--lr", "1e-3"), "unknown task 'sst3'. Did you mean 'sst2'?"),
         (("sst2", "--lr", "1e-3", "--protocol", "stdy"), "unknown protocol 'stdy'. Did you mean 'study'?"),
         (("sst2", "--lr", "1e-3", "--protocol", "study", "--space", "paper"), "--protocol and --space"),
-        (("sst2", "--lr", "1e-3", "--space", "paper", "--pooling", "max"), "options: pooling"),
+        (("sst2", "--lr", "1e-3", "--space", "paper", "--set", "pooling=max"), "options: pooling"),
         (("sst2", "--lr", "1e-3", "--set", "epochs"), "--set epochs: write KEY=VALUE"),
         (("sst2", "--lr", "1e-3", "--set", "epoch=1"), "unknown key 'epoch'. Did you mean 'epochs'?"),
     ],

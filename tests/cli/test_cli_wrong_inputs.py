@@ -108,7 +108,6 @@ def words_of(verb: str, inputs: Inputs, tmp_path: Path) -> tuple[str | Path, ...
     return {
         "data": ("data", study, *where),
         "data order": ("data", "order", study, "--steps", "0:1", *where),
-        "data verify": ("data", "verify", study, *where),
         "plan": ("plan", "--study", study),
         "pretrain": ("pretrain", study, *where),
         "sweep": ("sweep", study, *where),
@@ -129,7 +128,7 @@ def assert_one_clear_message(code: int, printed: str, name: str, *, expected: in
 
 
 STUDY_VERBS = (
-    "data", "data order", "data verify", "plan", "pretrain", "sweep", "study", "study --dry-run", "report", "compare", "export",
+    "data", "data order", "plan", "pretrain", "sweep", "study", "study --dry-run", "report", "compare", "export",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from small_corpora import BPE, LIMITS, SMALL, build, stream
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
-from mlmclm.corpora.prepared_corpus import PreparedCorpus, StoredCorpus, open_corpus
+from mlmclm.corpora.prepared_corpus import PreparedCorpus, StoredCorpus
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.leases import Leases
 
@@ -69,10 +69,11 @@ def test_neither_the_shards_size_nor_place_changes_the_key_or_a_token(lines: Pat
         assert len(plain.train.shards) == 1
         assert (stream(prepared.train), stream(prepared.validation)) == (stream(plain.train), stream(plain.validation))
     elsewhere = tmp_path / "folder" / "corpora" / plain.key / "shelf.json"
-    assert open_corpus(tmp_path / "folder", plain.key)[0].key == plain.key
+    stored = StoredCorpus(tmp_path / "folder", plain.key)
+    assert stored.damage() is None and stored.shelf.folder == str(tmp_path / "elsewhere" / plain.key)
     elsewhere.write_bytes(elsewhere.read_bytes().replace(b"elsewhere", b"elsewherf"))
     with pytest.raises(UserError, match=rf"{elsewhere}: damaged .*Delete {elsewhere.parent} and run `mlmclm data`"):
-        open_corpus(tmp_path / "folder", plain.key)
+        stored.damage()
 
 
 def test_the_index_names_every_shard_with_size_checksum_and_what_it_was_made_from(lines: Path, tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_shards_at_an_address_are_read_by_a_node_that_has_none_of_the_makers_fol
     assert files(copies).keys() - {f".{shard.file}.lock" for shard in made.train.shards} == {
         shard.file for shard in made.train.shards
     }
-    assert open_corpus(tmp_path / "maker", made.key)[0].tokens == made.tokens
+    assert StoredCorpus(tmp_path / "maker", made.key).damage() is None
 
 
 def test_a_preparation_at_an_address_goes_on_elsewhere_and_repairs_what_is_lost_there(

@@ -143,9 +143,7 @@ def test_results_of_files_get_the_level_of_their_task_and_the_report_shows_it() 
     result = named(filed, "m", "t", {"acc": {"score": 0.25, "how": "a guess"}})
     assert filed["metrics"]["acc"] == entry, "the file's own content stays as it is"
     assert (result["metrics"]["acc"]["chance"], result["metrics"]["perplexity"]["chance"]) == (0.25, None)
-    facts = StudyFacts(
-        "s", "", (), (), (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", result["metrics"]),)
-    )
+    facts = StudyFacts("s", "", (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", result["metrics"]),))
     (table,) = zero_shot_tables(facts)
     assert table["chances"] == [("25.00", "a guess"), ("none", None)]
     frame = zero_shot_frame(facts)

@@ -15,8 +15,8 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import segment_at
 from mlmclm.plans.stages import make_plan
 from mlmclm.plans.suite import FOLDER, find_suite, suite_names
+from mlmclm.studies.prepare import with_suite
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.trained_study import with_suite
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "mlm-vs-clm.md"
 

@@ -43,10 +43,9 @@ from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare, with_suite
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
-from mlmclm.studies.trained_study import with_suite
 from small_models import save_small_decoder, save_small_model
 from small_study import run, write_study
 
@@ -412,7 +411,7 @@ def test_a_whole_study_continues_from_a_folder_on_real_ray(tmp_path: Path) -> No
     assert not torch.equal(trained["model.norm.weight"], start.state_dict()["model.norm.weight"])
     shutil.rmtree(tmp_path / "decoder")  # from here on the store is enough
     code, _, errors = run(
-        "export", tmp_path / "store", "tiny-clm-50%-mlm40-20", "--step", "10", "--to", tmp_path / "out", home=tmp_path
+        "export", path, "tiny-clm-50%-mlm40-20", *words, "--step", "10", "--to", tmp_path / "out", home=tmp_path
     )
     assert code == 0, errors
     decoder = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "decoder")

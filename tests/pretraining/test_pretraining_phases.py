@@ -194,7 +194,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 @pytest.mark.slow
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
     name = parse(MODELS[-1])
-    found = find_state(trained.place.store, name)
+    found = find_state(trained, name)
     steps = revision_steps(found.state.segments, trained.study.recipe)
     done = export_revisions(found, tmp_path, "me/small", steps, {})
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing

@@ -17,9 +17,8 @@ from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.studies import pretrain_models as pretraining
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.studies.prepare import PreparedStudy, prepare, with_suite
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.trained_study import with_suite
 from small_study import write_study
 
 NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100")

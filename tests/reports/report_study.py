@@ -9,7 +9,7 @@ from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 MODELS = {"2m-clm-600": 0.66, "2m-mlm40-600": 0.70, "2m-clm-150-mlm40-600": 0.715, "2m-untrained": 0.52}
 
 
-def facts(*, baseline: str | None = "2m-untrained") -> StudyFacts:
+def facts() -> StudyFacts:
     """A quickstart-like study of the models above."""
     plans = {
         "2m-clm-600": ("CLM, steps 0 to 600",),
@@ -53,9 +53,6 @@ def facts(*, baseline: str | None = "2m-untrained") -> StudyFacts:
         command="mlmclm study quickstart",
         models=models,
         tasks=tasks,
-        learning_rates=(1e-4, 3e-4, 1e-3, 3e-3),
-        seeds=(0, 1, 2),
-        baseline=baseline,
         corpus={"source": "pydocs", "documents": 81_234, "tokens": 11_234_567, "vocabulary": 8192},
         recipe={"peak learning rate": 5e-4, "warm-up steps": 60, "decay steps": 60, "weight decay": 0.1, "bf16": True},
         protocol={"batch": 32, "steps": 150, "warm-up": "10 %", "schedule": "linear decay", "weight decay": 0.1},

@@ -227,7 +227,7 @@ def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:
         ">Mean<",
     ):
         assert words not in shown and words not in " ".join(advice.lines()), words
-    assert "mean over tasks" in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts(baseline=None))
+    assert "mean over tasks" in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts())
 
 
 def test_advice_rests_on_pretraining_runs_seeds_tasks_and_test_examples() -> None:
@@ -367,7 +367,7 @@ def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -
     assert "What would settle it." in top and "worker hours on A GPU" in top and "mlmclm study own.yaml" in top
     rest = page.partition("</header>")[2]
     assert rest.index("<b>Groups.</b>") < rest.index("<b>Rests on.</b>") and "worker hours" not in rest
-    assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts(baseline=None))
+    assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts())
 
 
 def test_a_study_file_can_ask_for_other_seeds_than_its_space(tmp_path: Path) -> None:

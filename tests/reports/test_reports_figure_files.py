@@ -57,8 +57,8 @@ def test_each_group_is_an_svg_a_pdf_and_its_data_and_each_table_latex_and_csv(tm
 @pytest.mark.slow
 def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
     made = synthetic_results(MODELS, tasks=("pydocs-kind",))
-    here = write_figure_files(analyse(made), facts(baseline=None), tmp_path / "here")
-    there = write_figure_files(analyse(made[::-1]), facts(baseline=None), tmp_path / "there")
+    here = write_figure_files(analyse(made), facts(), tmp_path / "here")
+    there = write_figure_files(analyse(made[::-1]), facts(), tmp_path / "there")
     assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
 
 
@@ -97,9 +97,7 @@ def test_models_of_an_objective_are_together_in_a_table() -> None:
         ModelFacts(name, "pretrained" if parse(name).phases else "untrained", phases=phase_facts(parse(name)))
         for name in names
     )
-    given = report_input(
-        analyse(synthetic_results(levels, tasks=("pydocs-kind",))), replace(facts(baseline=None), models=models)
-    )
+    given = report_input(analyse(synthetic_results(levels, tasks=("pydocs-kind",))), replace(facts(), models=models))
     table = paper_tables(given)[0]
     assert [model for model, _ in table.rows] == [names[0], names[2], names[1], names[3]]
     lines = table.latex().splitlines()
@@ -119,10 +117,10 @@ def test_on_paper_the_models_of_a_pale_look_share_an_entry_of_the_legend() -> No
     models = tuple(ModelFacts(name, "pretrained", phases=phase_facts(parse(name))) for name in names)
     levels = {name: 0.5 + number / 100 for number, name in enumerate(names)}
     found = analyse(synthetic_results(levels, tasks=("pydocs-kind",), rates=(1e-4,), seeds=2))
-    legend = _legend(report_input(found, replace(facts(baseline=None), models=models)))
+    legend = _legend(report_input(found, replace(facts(), models=models)))
     assert [name for name, _ in legend] == ["2m-mlm40-109", "2m-clm-109", "other MLM models", "other CLM models"]
     assert [style.classes for _, style in legend] == ["c1", "c0", "c1 quiet", "c0 quiet"]
-    legend = _legend(report_input(found, replace(facts(baseline=None), models=())))
+    legend = _legend(report_input(found, replace(facts(), models=())))
     assert [name for name, _ in legend][7:] == ["other models"]
 
 
@@ -160,7 +158,7 @@ def test_tables_say_which_number_they_hold_and_have_plain_means_and_chance() -> 
 
 def test_no_score_is_bold_where_none_is_above_chance() -> None:
     found = analyse(synthetic_results(MODELS, noise=0.02), chances={task: Chance(0.99, "any") for task in TASKS})
-    given = report_input(found, facts(baseline=None))
+    given = report_input(found, facts())
     for table in paper_tables(given):
         if table.name in ("scores", "families"):
             assert {cell.mark for _, cells in table.rows for cell in cells} == {""}
@@ -188,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_i
     tmp_path: Path,
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None)
+    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts()
     with pytest.raises(EnvironmentFault, match="cannot write"):
         write_figure_files(*found, Path("/proc/nothing"))
     with pytest.raises(UserError, match="taken is a file; name a folder"):

@@ -12,7 +12,7 @@ from report_study import facts
 
 import mlmclm
 from mlmclm.analysis.analyse import analyse
-from mlmclm.answers.named_facts import continuation, made, phase_facts
+from mlmclm.answers.named_facts import continuation, phase_facts
 from mlmclm.plans.names import parse
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
@@ -33,7 +33,6 @@ def model(name: str) -> ModelFacts:
         steps=parsed.steps,
         size=parsed.size,
         parameters=PARAMETERS[parsed.size],
-        made=made(parsed),
         phases=phase_facts(parsed),
         continued=continuation(parsed),
         finished="" if parsed.checkpoint is None else str(replace(parsed, checkpoint=None)),
@@ -43,7 +42,7 @@ def model(name: str) -> ModelFacts:
 def study(*names: str, **more: Any) -> ReportInput:
     levels = {name: 0.5 + 0.01 * number for number, name in enumerate(names)}
     tasks = tuple(TaskFacts(task, task, family, metric) for task, (family, metric) in TASKS.items())
-    about: StudyFacts = replace(facts(baseline=None), models=tuple(map(model, names)), tasks=tasks)
+    about: StudyFacts = replace(facts(), models=tuple(map(model, names)), tasks=tasks)
     return report_input(analyse(synthetic_results(levels, **more)), about)
 
 
@@ -207,8 +206,7 @@ def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() 
     # Given weights: two sizes, whose models start from other ones.
     given = study("2m-untrained", "7m-untrained", "2m-clm-300", "7m-clm-300")
     models = [
-        replace(each, phases=(), made="", continued=continuation(parse(each.name), given=True))
-        for each in given.facts.models
+        replace(each, phases=(), continued=continuation(parse(each.name), given=True)) for each in given.facts.models
     ]
     found = series(report_input(given.analysis, replace(given.facts, models=tuple(models))), "continued")
     assert set(found) == {"2m, CLM from 2m", "7m, CLM from 7m"}
@@ -243,8 +241,7 @@ def test_converted_models_of_the_published_suites_have_the_papers_counterparts()
     def natives(suite: str, size: str) -> dict[str, str]:
         plans = [plan for plan in find_suite(suite).parsed if plan.size == size]
         models = [
-            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, made=made(plan), phases=phase_facts(plan))
-            for plan in plans
+            ModelFacts(str(plan), "pretrained", steps=plan.steps, size=size, phases=phase_facts(plan)) for plan in plans
         ]
         found = {model.name: native_of(model, models) for model in models}
         return {name: native.name for name, native in found.items() if native is not None}
@@ -297,13 +294,13 @@ def test_families_show_models_in_the_rows_of_their_objectives() -> None:
 def test_families_of_several_tasks_show_their_mean() -> None:
     names = ("2m-mlm40-600", "2m-clm-600")
     found = analyse(synthetic_results(dict.fromkeys(names, 0.6), tasks=("pydocs-qa", "one", "two")))
-    given = report_input(found, replace(facts(baseline=None), models=tuple(map(model, names)), tasks=()))
+    given = report_input(found, replace(facts(), models=tuple(map(model, names)), tasks=()))
     means = found.overall.set_index(["scope", "model"])["mean"]
     for row in rows(given, "families"):
         if row["family"] == "sequence-classification":
             assert row["score"] == means["sequence-classification", row["model"]]
     everything = analyse(synthetic_results(dict.fromkeys(names, 0.6), tasks=("one", "two")))
-    given = report_input(everything, replace(facts(baseline=None), models=tuple(map(model, names)), tasks=()))
+    given = report_input(everything, replace(facts(), models=tuple(map(model, names)), tasks=()))
     means = everything.overall.set_index("model")["mean"]
     assert {row["model"]: row["score"] for row in rows(given, "families")} == means.to_dict()
 
@@ -362,7 +359,7 @@ def test_one_seed_draws_no_figure_of_noise() -> None:
 
 
 def test_what_is_not_known_of_given_models_is_not_drawn() -> None:
-    about = replace(facts(baseline=None), models=())
+    about = replace(facts(), models=())
     found = drawn(report_input(analyse(synthetic_results({"a": 0.6, "b": 0.7, "c": 0.8})), about))
     assert set(found) == {"overall", "rates", "deviations", "sensitivity", "level-rates", "ranks", "heat-map"}
 
@@ -427,7 +424,7 @@ def test_of_many_models_of_known_objectives_each_objective_has_a_colour_and_its_
 
 def test_the_budget_at_which_clm_and_mlm_cross_is_said() -> None:
     levels = {"2m-clm-300": 0.62, "2m-mlm40-300": 0.60, "2m-clm-1200": 0.64, "2m-mlm40-1200": 0.66}
-    about = replace(facts(baseline=None), models=tuple(map(model, levels)), tasks=())
+    about = replace(facts(), models=tuple(map(model, levels)), tasks=())
     mean, *_ = FIGURES["budgets"]().draw(report_input(analyse(synthetic_results(levels, noise=1e-4)), about))
     # Half way between 2.46 M and 9.83 M tokens on a logarithmic scale.
     assert mean.subtitle.startswith("2m: CLM and MLM40 cross at 4.9") and mean.subtitle.endswith("] tokens.")

@@ -40,14 +40,14 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
     grid = [cell("a", "pydocs-kind", rate, seed, 0.7 + 0.1 * (seed == best), 0.5 + 0.01 * seed)
             for best, rate in enumerate((1e-4, 1e-3)) for seed in range(3)]  # fmt: skip
     analysis = analyse(grid, rule="per_seed")
-    source, page = read(analysis, replace(facts(), models=(), tasks=(), baseline=None))
+    source, page = read(analysis, replace(facts(), models=(), tasks=()))
     assert "by every seed for itself" in page.text
     assert "Each seed takes the rate with its own highest validation score" in page.text
     assert "at 1e-4 (2), 1e-3 (1)" in page.text
     circles = list(charts(source)["rates-0"].iter("circle"))
     rings = [each.get("cx") for each in circles if each.get("class") == "ring"]
     assert len(rings) == 2 and rings == [each.get("cx") for each in circles if each.get("class") is None]
-    _, page = read(analyse(grid, rule="on_test"), replace(facts(), models=(), tasks=(), baseline=None))
+    _, page = read(analyse(grid, rule="on_test"), replace(facts(), models=(), tasks=()))
     assert "chosen on test by the mean over seeds" in page.text
     assert "mean over seeds of the test score, the same that is reported, which is optimistic" in page.text
 
@@ -63,7 +63,7 @@ def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> 
         ModelFacts(name, "pretrained", curve=curve, size=name.partition("-")[0], phases=phase_facts(parse(name)))
         for name in MANY
     )
-    source, _ = read(found, replace(facts(baseline=None), models=models))
+    source, _ = read(found, replace(facts(), models=models))
     assert "Score against mask ratio" in source and len(source.encode()) < 5_000_000
 
 
@@ -208,7 +208,7 @@ def test_a_study_in_which_everything_diverged_still_has_a_page() -> None:
 
 
 def test_one_model_one_task_one_seed_without_a_baseline_still_has_a_page() -> None:
-    _, page = read(analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts(baseline=None))
+    _, page = read(analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts())
     assert "It is the only model" in page.text
     assert "Do the models beat" not in page.text
 
@@ -216,7 +216,7 @@ def test_one_model_one_task_one_seed_without_a_baseline_still_has_a_page() -> No
 def test_models_and_tasks_without_facts_or_results_are_shown() -> None:
     made = synthetic_results({"surprise": 0.7, "2m-clm-600": 0.6})
     grid = Grid(("2m-clm-600", "2m-mlm40-600", "surprise"), ("pydocs-kind", "later"), (1e-4,), (0,))
-    _, page = read(analyse(made, grid=grid), facts(baseline=None))
+    _, page = read(analyse(made, grid=grid), facts())
     for word in ("surprise", "2m-mlm40-600", "later", "no cell was run"):
         assert word in page.text
 
@@ -235,7 +235,7 @@ def test_the_page_says_which_rates_a_grid_added_and_warns_of_an_end_that_is_stil
         ]
         added = {(model, task, ""): (3e-3,) for model, rate in best.items() if rate == 3e-3 for task in TASKS}
         grid = Grid(tuple(best), tuple(TASKS), rates, (0, 1), added=added)
-        return read(analyse(made, grid=grid), facts(baseline=None))[1].text
+        return read(analyse(made, grid=grid), facts())[1].text
 
     inside = page_of(dict.fromkeys(MODELS, 3e-4))
     assert "was added" not in inside and "added" not in inside.partition("one tried")[0]
@@ -250,7 +250,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
     evil = "</script><script>alert(1)</script><b x='"
     about = replace(facts(), name=evil, command=evil, corpus={evil: evil}, models=(ModelFacts(evil, "pretrained"),))
     found = analyse([cell(evil, task, 1e-3, seed, 0.5, 0.5) for task in TASKS for seed in (0, 1)])
-    source, page = read(found, replace(about, baseline=None))
+    source, page = read(found, about)
     assert "<script>alert" not in source
     assert page.tags.count("script") == 1
     assert evil in " ".join(page.words)

@@ -89,9 +89,7 @@ def test_no_line_joins_the_losses_of_two_objectives() -> None:
 
 
 def test_of_many_models_the_best_have_colours_and_the_others_share_a_grey() -> None:
-    source, page = read(
-        analyse(synthetic_results(MANY, tasks=("pydocs-kind",), seeds=2, noise=1e-4)), facts(baseline=None)
-    )
+    source, page = read(analyse(synthetic_results(MANY, tasks=("pydocs-kind",), seeds=2, noise=1e-4)), facts())
     chart, legend = charts(source)["deviation-0"], numbers(source)
     looks = {group.get("data-m"): group.attrib["class"] for group in chart.iter("g") if group.get("data-m")}
     ranked = sorted(MANY, key=lambda name: (-MANY[name], name))

@@ -14,10 +14,10 @@ from report_study import facts
 from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
-from mlmclm.answers.named_facts import made
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse
-from mlmclm.reports.paired_models import MADE, pairs
-from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
+from mlmclm.reports.paired_models import pairs
+from mlmclm.reports.study_facts import MADE, ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.reports.view import ordered_tasks
 from mlmclm.reports.write_report import write_report
 
@@ -41,7 +41,7 @@ WAYS = {
     ],
 )
 def test_a_model_is_what_the_order_of_its_objectives_makes_it(name: str, way: str) -> None:
-    assert made(parse(name)) == way
+    assert ModelFacts(name, "pretrained", phases=phase_facts(parse(name))).made == way
 
 
 def answers(model: str, level: float) -> tuple[float, ...]:
@@ -52,8 +52,8 @@ def answers(model: str, level: float) -> tuple[float, ...]:
 def study(models: dict[str, str] = WAYS, *, zero_shot: bool = True) -> tuple[Analysis, StudyFacts]:
     levels = {name: 0.6 + 0.02 * number for number, name in enumerate(models)}
     known = tuple(
-        ModelFacts(name, "pretrained", tokens=1000 + number, size="2m", made=way)
-        for number, (name, way) in enumerate(models.items())
+        ModelFacts(name, "pretrained", tokens=1000 + number, size="2m", phases=phase_facts(parse(name)))
+        for number, name in enumerate(models)
     )
     found = []
     for name in models:
@@ -63,7 +63,7 @@ def study(models: dict[str, str] = WAYS, *, zero_shot: bool = True) -> tuple[Ana
                    "perplexity": {"score": 1234.5, "low": None, "high": None, "examples": 50}}  # fmt: skip
         found.append(ZeroShotFacts(name, "last_word", "causal", "acc", metrics, values))
     about = replace(
-        facts(baseline=None),
+        facts(),
         models=known,
         tasks=tuple(TaskFacts(task, task, family, metric) for task, (family, metric) in TASKS.items()),
         zero_shot=tuple(found) if zero_shot else (),

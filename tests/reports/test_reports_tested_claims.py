@@ -20,7 +20,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import smallest_difference
 from mlmclm.analysis.results import observed_grid
 from mlmclm.answers.claim_files import read_claims
-from mlmclm.answers.named_facts import made, phase_facts
+from mlmclm.answers.named_facts import phase_facts
 from mlmclm.configuration import parse
 from mlmclm.plans.names import parse as parse_name
 from mlmclm.plans.names import replicates_among
@@ -46,13 +46,11 @@ def sourced(*claims: Claim) -> list[SourcedClaim]:
 
 def model(name: str, **more: Any) -> ModelFacts:
     plan = parse_name(name)
-    return ModelFacts(
-        name, "pretrained", size=plan.size, made=made(plan), phases=phase_facts(plan), tokens=4096 * plan.steps, **more
-    )
+    return ModelFacts(name, "pretrained", size=plan.size, phases=phase_facts(plan), tokens=4096 * plan.steps, **more)
 
 
 def facts_of(*names: str, **more: Any) -> StudyFacts:
-    return replace(small_facts(baseline=None), models=tuple(map(model, names)), **more)
+    return replace(small_facts(), models=tuple(map(model, names)), **more)
 
 
 def names_of(pairs: Any) -> list[tuple[str, str]]:

@@ -57,7 +57,7 @@ def test_examples_of_a_group_count_together(tmp_path: Path, capfd: pytest.Captur
     assert (row["p"], row["groups"], row["examples"]) == (pytest.approx(wanted.pvalue), 8, 48)
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", "--scores", str(file)])
-    assert "48 examples in 8 groups, each of which counts as a whole" in " ".join(capfd.readouterr().out.split())
+    assert "48 examples in 8 groups: scores" in " ".join(capfd.readouterr().out.split())
     pd.DataFrame(rows).to_csv(file, index=False)
     (row,) = compare("a", "b", [file]).rows
     means = [[np.mean(draws(seed + 7 * side, 48, 0.1 * (1 - side))) for seed in range(2)] for side in (0, 1)]
@@ -286,8 +286,8 @@ def test_the_verb_prints_the_difference_and_what_it_says(tmp_path: Path, capfd: 
     code, output, errors = run("compare", "a", "b", "--scores", str(file))
     assert code == 0, errors
     assert (
-        "scores: the first scores higher than other seeds, of which there are 2 a side, and other examples would explain"
-        in output
+        "The first scores higher on scores." in output
+        and "the interval covers other seeds and other test examples: scores" in output
     )
     assert "seeds that only a has are left out: 5" in output
     code, output, errors = run("compare", "a", "b", "--scores", str(file), "--json")
@@ -324,10 +324,10 @@ def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
 
     said = printed()
     assert said.count("The chance level of scores is not known, so scores at chance are not recognised there.") == 1
-    assert "the first scores higher than other examples would explain" in said
+    assert "The first scores higher on scores." in said
     said = printed("--chance", "scores=0.65")
-    assert "the first scores higher, but is not above chance, so no verdict is based on it" in said
-    assert "not above chance (65.00): the first and the second" in said and "would explain" not in said
+    assert "No clear difference on scores." in said and "The first scores higher" not in said
+    assert "not above chance (65.00): a and b, whose lead counts in no verdict" in said
     assert "Did you mean 'scores'?" in printed("--chance", "score=0.5")
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", "--chance", "scores=0.5"])
@@ -348,7 +348,7 @@ def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_a_comparison(tmp_path:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "one run a side" in done.stdout
+    assert "one seed; what other seeds would give is not known" in done.stdout
 
 
 def test_python_has_the_same_comparison(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_many_tasks_are_corrected_for_and_one_is_not(tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", "--scores", str(file)])
     printed = capsys.readouterr().out
-    assert printed.count("scores higher than other examples would explain") == 1
-    assert "by p after Holm's correction over 20 tasks" in printed and "p after Holm" in printed
+    assert "The first scores higher on t0." in printed
+    assert "p after Holm is corrected over the 20 tasks." in printed
     (row,) = compare("a", "b", [file], tasks=["t3"]).rows
     assert row["p_holm"] == row["p"] and row["tests"] == 1

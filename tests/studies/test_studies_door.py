@@ -15,7 +15,6 @@ import yaml
 import mlmclm
 from mlmclm.cli.main import main
 from mlmclm.studies.new_study import new_study
-from mlmclm.studies.trained_study import TrainedStudy
 from small_study import write_study
 
 
@@ -54,7 +53,7 @@ def test_settings_beside_a_file_are_checked_like_it_and_stand_in_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = mlmclm.study("quickstart", overrides=["name=larger", "recipe.batch=32", "seeds=[0, 1]"], store=tmp_path)
-    assert isinstance(made, TrainedStudy) and made.file.recipe.batch == 32
+    assert made.trained_file.recipe.batch == 32
     assert (made.name, made.file.seeds) == ("larger", (0, 1))
     assert made.command == "mlmclm study quickstart name=larger recipe.batch=32 'seeds=[0, 1]'"
     spaced = write_study(tmp_path / "my studies")

@@ -18,10 +18,10 @@ from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.seeds import Seeds
-from mlmclm.studies.given_study import GivenStudy
 from mlmclm.studies.place import EXAMPLES
-from mlmclm.studies.study import compute as compute_sweep
+from mlmclm.studies.study import Study
 from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.studies.work import compute as compute_sweep
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def study(folder: Path, store: Path, *, models: str = "ab", name: str = "mine", **changes: Any) -> GivenStudy:
+def study(folder: Path, store: Path, *, models: str = "ab", name: str = "mine", **changes: Any) -> Study:
     values = {**SPACE, **changes}
     return mlmclm.sweep(
         [str(folder / each) for each in models], None, values, name=name, store=store, data=folder / "data"

@@ -20,7 +20,6 @@ from mlmclm.studies.last_run import as_yaml
 from mlmclm.studies.replication import COMPUTED, PAPERS, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
-from mlmclm.studies.trained_study import TrainedStudy
 
 NAMES = [replication_of(*each) for each in itertools.product(PAPERS, COMPUTED)]
 SMALL = [name for name in NAMES if name.endswith("small")]
@@ -123,7 +122,7 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"models: none of part 'long' \(1m-untrained, 1m-clm-80\) is among them"):
         read(models=["1m-clm-40"], baseline=None, per_model={}).of_part("long", where="mine.yaml")
     made = study(VALUES, part="long", store=tmp_path)
-    assert isinstance(made, TrainedStudy) and made.narrowed(["1m-clm-80"]).file.beside
+    assert made.narrowed(["1m-clm-80"]).trained_file.beside
     with pytest.raises(UserError, match="only files of studies that train their models have parts"):
         study({"models": ["a"], "space": "glue"}, part="long")
 

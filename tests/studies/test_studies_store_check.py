@@ -18,7 +18,6 @@ from small_store import Study, make_store
 
 from mlmclm.cli.main import main
 from mlmclm.corpora.chunks import chunk_table
-from mlmclm.corpora.prepared_corpus import open_corpus
 from mlmclm.corpora.shard_writer import Position, ShardWriter
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.finetuning.cell import cell_key
@@ -100,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     unfiled.write_examples(result, b"examples")
     unfiled.write(result)
-    corpus = open_corpus(store, prepared.corpus.key)[0]
+    corpus = prepared.corpus
     chunk_table(corpus.train, 32, 1)
     with ShardWriter(
         Shelf(str(store / "corpora" / ("0" * 16))), "train", 8, np.dtype("<u2"), shard_blocks=2
@@ -324,7 +323,7 @@ def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared
     changed_result(store, weights="0" * 64)
     code, found = again()
     assert (code, [status for status, _ in found]) == (0, ["equal", "not computed"])
-    assert "is not in the store" in found[1][1]
+    assert "is not here" in found[1][1]
     assert file.is_file()
     assert len({each.folder for each in models_in(store).values()}) == 2
 

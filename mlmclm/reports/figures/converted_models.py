@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, whisker_chart
-from mlmclm.reports.paired_models import DECODER, ENCODER, MADE
-from mlmclm.reports.study_facts import ModelFacts
+from mlmclm.reports.study_facts import DECODER, ENCODER, MADE, ModelFacts
 from mlmclm.reports.trends import budget_words
 
 NATIVE = {MADE[2]: ENCODER, MADE[3]: DECODER}

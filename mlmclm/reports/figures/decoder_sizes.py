@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mlmclm.numbers import count
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
-from mlmclm.reports.paired_models import DECODER, ENCODER, MADE, most_trained
+from mlmclm.reports.paired_models import most_trained
+from mlmclm.reports.study_facts import DECODER, ENCODER, MADE
 from mlmclm.reports.trends import Key, Quantity, trend_figures
 
 

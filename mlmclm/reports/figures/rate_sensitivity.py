@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlmclm.analysis.results import records
-from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, known_rows, subtitle_of, whisker_chart
+from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, known_scores, subtitle_of, whisker_chart
 
 
 class RateSensitivity(FigureGroup):
@@ -17,18 +17,10 @@ class RateSensitivity(FigureGroup):
     note = "Standard deviation of the rates' true mean scores. Where the interval reaches 0, the rate is not shown to matter."
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
-        figures, stability = [], known_rows(records(study.analysis.stability), "sd_rates")
+        figures, stability = [], records(study.analysis.stability)
         for number, task in enumerate(study.tasks):
             rows = {row["model"]: row for row in stability if row["task"] == task.name}
-            ends = {
-                model: {
-                    "value": rows[model]["sd_rates"],
-                    "low": rows[model]["sd_rates_low"],
-                    "high": rows[model]["sd_rates_high"],
-                }
-                for model in study.looks
-                if model in rows
-            }
+            ends = known_scores({model: rows.get(model) for model in study.looks}, "sd_rates", "sd_rates_")
             if not ends:
                 continue
             chart = whisker_chart(ends, study.looks, "sd over rates, points", zero=True)
