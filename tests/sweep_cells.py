@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -131,6 +132,8 @@ class FakeWorker(Finetune):
             raise RuntimeError("something broke")
         if "input" in fault:
             raise UserError("the data set has no such column")
+        if "memory" in fault:
+            torch.empty(1 << 62, dtype=torch.uint8)
         if "full" in fault:
             raise EnvironmentFault("the disk is full")
         if "waits" in fault:
