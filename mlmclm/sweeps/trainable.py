@@ -161,6 +161,7 @@ class Finetune(tune.Trainable):
         began = time.perf_counter()
         try:
             self._get_ready(training, trial.seen)
+            began = time.perf_counter()  # what is done once for all cells of a model tells nothing of the next ones
             outcomes, results = yield from self._run(training, failures)
             precision = training.first.protocol.precision
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes.values() else ""
