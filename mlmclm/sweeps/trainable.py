@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from ray import tune
-from ray._raylet import setproctitle
+from ray._raylet import setproctitle  # type: ignore[attr-defined]  # not in its stubs
 
 from mlmclm.backends.choice import backend_of, visible
 from mlmclm.backends.device_kinds import BACKEND, Device
