@@ -155,7 +155,7 @@ class Disturbed:
             for process in raylet.children(recursive=True):
                 try:
                     title = " ".join(process.cmdline())
-                    if title.startswith("ray::Finetune.train") and process.status() != psutil.STATUS_STOPPED:
+                    if title.startswith("ray::") and "/lr" in title and process.status() != psutil.STATUS_STOPPED:
                         found.append(process)
                 except psutil.Error:
                     continue

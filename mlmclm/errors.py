@@ -13,6 +13,12 @@ from typing import TypeVar
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that change what a terminal or a page does or shows, besides tabs and line feeds."""
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+"""Words of an error by which torch, CUDA, the C library, the kernel or Ray says that memory ran out: each has its own types."""
 LONGEST_SHOWN = 300
 """Most characters of a given value that a message shows."""
 

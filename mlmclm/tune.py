@@ -23,7 +23,7 @@ from typing import Any, Self, Unpack
 from ray import tune
 
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.cluster.placement import Resources, cell_bundle
+from mlmclm.cluster.placement import SMALLER, Resources, cell_bundle, check_place, may_get_places
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
@@ -129,15 +129,22 @@ class TunedSweep:
         return f"<sweep in {self.made.place.store}>"
 
     def bundle(self) -> Resources:
-        """Return the resources that a trial reserves: the space's `cpus_per_cell` and `gpus_per_cell`."""
+        """Return the resources that a trial reserves: the space's `cpus_per_cell` and `gpus_per_cell`.
+
+        Raises:
+            UserError: no node of the cluster can ever offer them.
+        """
         return self._bundle
 
     @cached_property  # Tune asks for each trial, and a look at the cluster takes long
     def _bundle(self) -> Resources:
         from mlmclm.cluster.cluster import cluster_view
 
-        space = self.made.space
-        return cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster_view()())
+        space, cluster = self.made.space, cluster_view()()
+        found = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster)
+        if not may_get_places(cluster, found, 1):  # Tune would wait for ever
+            check_place("A trial", found, cluster, remedy=SMALLER)
+        return found
 
     def trial(self, config: Mapping[str, Any]) -> SweepTrial:
         """Return the cell of a trial with this config.

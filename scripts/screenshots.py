@@ -126,12 +126,14 @@ def draw_ray(browser: Browser, store: Path) -> None:
                 address = first_match(sweep, r"Ray dashboard: (\S+)")
                 first_match(sweep, r"fine-tuning: (?!0/)\d+/")
                 with new_page(browser, viewport={"width": 1440, "height": 900}) as page:
-                    page.goto(f"{address}/#/actors")
+                    page.goto(f"{address}/#/cluster")
                     page.fill("input[placeholder*='token']", (copy / "ray" / "auth_token").read_text().strip())
                     page.click("button:has-text('Submit')")
-                    page.wait_for_selector("text=Finetune", timeout=WAIT)
-                    page.wait_for_selector("text=PENDING", state="hidden", timeout=WAIT)
-                    save(page, "ray-actors")
+                    page.set_viewport_size({"width": 1440, "height": 560})
+                    trials = page.locator("text=/^ray::1m-.*lr/")
+                    trials.nth(1).evaluate("element => element.closest('tr').scrollIntoView()", timeout=WAIT)
+                    save(page, "ray-workers")
+                    page.set_viewport_size({"width": 1440, "height": 900})
                     page.goto(f"{address}/#/jobs/01000000")
                     page.click("text=Task Table", timeout=WAIT)
                     page.mouse.move(0, 0)  # before a row comes under it, which would show a hint

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
@@ -129,6 +132,8 @@ class FakeWorker(Finetune):
             raise RuntimeError("something broke")
         if "input" in fault:
             raise UserError("the data set has no such column")
+        if "memory" in fault:
+            torch.empty(1 << 62, dtype=torch.uint8)
         if "full" in fault:
             raise EnvironmentFault("the disk is full")
         if "waits" in fault:
@@ -137,6 +142,16 @@ class FakeWorker(Finetune):
         names = ("OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
         (self._store / "environment").write_text(" ".join(os.environ.get(name, "-") for name in names))
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")
+
+
+class Seen(FakeWorker):
+    """Computes `make_result` as soon as `store/seen` has this process's title in the list of processes."""
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        title = "".join(psutil.Process().cmdline())
+        while title not in (self._store / "seen").read_text().splitlines():
+            time.sleep(0.05)
+        return super().compute(cells)
 
 
 class SlowToStart(FakeWorker):

@@ -7,7 +7,9 @@ import math
 import random
 import runpy
 import signal
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
+from mlmclm.progress import repeated
 from mlmclm.storage.checksums import CHECKSUM
+from mlmclm.storage.files import write_atomic
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -35,7 +39,7 @@ from mlmclm.sweeps.trial import SweepTrial, sweep_of
 from mlmclm.tune import Finetune, param_space
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
-from sweep_cells import FakeWorker, Retrieves, make_cells
+from sweep_cells import Retrieves, Seen, make_cell, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -175,6 +179,12 @@ def test_a_wrong_config_is_an_error(place: Path, tmp_path: Path, changes: dict[s
     with pytest.raises(UserError) as caught:
         Finetune(config(place, tmp_path, **changes)).train()
     assert message in str(caught.value)
+
+
+def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
+    space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
+    with pytest.raises(UserError, match=r"A trial needs 3 CPU on one node.*it has 2 CPUs.*cpus_per_cell"):
+        tune.Tuner(Finetune, param_space=space, run_config=run_config(tmp_path / "ray")).fit()
 
 
 def test_settings_of_a_grid_are_axes_and_any_other_setting_can_be_one(place: Path, tmp_path: Path) -> None:
@@ -386,22 +396,38 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_dashboard_names_trials_of_a_tuner_and_in_logs_those_of_a_sweep(tmp_path: Path) -> None:
+def test_the_process_list_the_dashboard_and_its_logs_name_the_trial_that_runs(tmp_path: Path) -> None:
     ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    cells = make_cells(3)
-    cell = cells[0]
-    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "own", by_itself=True, resources={"CPU": 1.0})
+    first, *cells = [make_cell(learning_rate=rate) for rate in (1e-3, 2e-3, 4e-3)]
+    own = SweepTrial((Training({cell_key(first): first}),), tmp_path, by_itself=True, resources={"CPU": 1.0})
+    seen: set[str] = set()
+    write_atomic(tmp_path / "seen", "")
     try:
         with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
-            named = tune.TuneConfig(trial_name_creator=lambda trial: f"{trial.config['model']}/{trial.config['task']}")
-            tune.Tuner(FakeWorker, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
-            run_sweep(cells, SweepOptions(store=tmp_path / "store", worker=FakeWorker, progress=False)).check()
-            found = [
-                each for each in list_actors(address=session.address, detail=True) if each.class_name == "FakeWorker"
-            ]
+            (node,) = ray.nodes()
+            request = urllib.request.Request(f"{session.dashboard}/nodes/{node['NodeID']}")
+            assert session.token_file is not None
+            request.add_header("Authorization", f"Bearer {session.token_file.read_text().strip()}")
+
+            def look() -> None:
+                workers = []
+                with suppress(OSError), urllib.request.urlopen(request) as answer:  # it may not know the node yet
+                    workers = json.load(answer)["data"]["detail"].get("workers", [])
+                seen.update("".join(worker["cmdline"]) for worker in workers)
+                write_atomic(tmp_path / "seen", "\n".join(seen))
+
+            with repeated(look, seconds=0.5, name="dashboard"):
+                named = tune.TuneConfig(
+                    trial_name_creator=lambda trial: f"{trial.config['model']}/{trial.config['task']}"
+                )
+                tune.Tuner(Seen, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
+                run_sweep(cells, SweepOptions(store=tmp_path, worker=Seen, progress=False)).check()
+            names = {each for each in seen if each.startswith("ray::a/")}
+            assert names == {"ray::a/sst2", "ray::a/sst2/lr2e-3/s0", "ray::a/sst2/lr4e-3/s0"}
+            found = [each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "Seen"]
             by_name = {each.repr_name: each.actor_id for each in found}
-            assert by_name.keys() == {"a/sst2", "FakeWorker"}
-            log = "".join(get_log(address=session.address, actor_id=by_name["FakeWorker"]))
-            assert all(f"a/sst2/lr1e-3/s{seed}: begun" in log for seed in range(3)), log
+            assert by_name.keys() == {"a/sst2", "Seen"}
+            log = "".join(get_log(address=session.address, actor_id=by_name["Seen"]))
+            assert all(f"a/sst2/lr{rate}/s0: begun" in log for rate in ("2e-3", "4e-3")), log
     finally:
         ray.cloudpickle.unregister_pickle_by_value(sweep_cells)

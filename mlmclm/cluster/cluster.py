@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter, defaultdict
@@ -36,10 +35,6 @@ SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0
 """Seconds before the first message: placing workers on a busy machine takes some, which is not worth one."""
 SECONDS_BETWEEN_LINES = 60.0
-STATUS_KEY = "__autoscaling_status"
-"""Ray's internal key under which the first autoscaler (v1) leaves its report (`DEBUG_AUTOSCALING_STATUS`)."""
-METRICS_KEY = "AutoscalerMetricsAddress"
-"""Ray's internal key under which every autoscaler publishes the address of its metrics."""
 
 
 def cluster_view() -> Callable[[], Cluster]:
@@ -70,7 +65,7 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
         with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
             groups, now, found = _groups(), time.monotonic(), None
             if (all if all_of_them else any)(group.waiting for group in groups):
-                found = waiting_line(groups, view(), _starting(), all_of_them=all_of_them)
+                found = waiting_line(groups, view(), all_of_them=all_of_them)
             since = math.inf if found is None else min(since, now)
             # A changed message is printed soon; the same one is repeated only now and then.
             news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
@@ -169,25 +164,6 @@ def _table() -> list[Mapping[str, Any]]:
     ]
 
 
-def _starting() -> Mapping[str, int]:
-    """Return the number of nodes that the autoscaler is starting, by type."""
-    import ray
-    from ray.autoscaler.v2.sdk import get_cluster_status
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    # The two generations of Ray's autoscaler report in different places; only one of them runs, so the counts don't
-    # overlap.
-    counts: Counter[str] = Counter()
-    report = json.loads(_internal_kv_get(STATUS_KEY) or "{}").get("autoscaler_report") or {}
-    counts.update(report.get("pending_launches") or {})
-    counts.update(node_type for _, node_type, _ in report.get("pending_nodes") or ())
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
-    for launch in status.pending_launches:
-        counts[launch.ray_node_type_name] += launch.count
-    counts.update(node.ray_node_type_name for node in status.pending_nodes)
-    return counts
-
-
 def _growth() -> Growth | None:
     """Return what the cluster's autoscaler can add, or None if there is one whose limits can't be read."""
     import ray
@@ -212,7 +188,6 @@ def growth_on_head(gcs_address: str) -> Growth | None:
     given to the head's monitor process (`ray start --autoscaling-config`).
     """
     import ray
-    from ray.experimental.internal_kv import _internal_kv_get
 
     recorded = ray._private.state.state.get_cluster_config()
     if recorded is not None and recorded.node_group_configs:
@@ -224,8 +199,8 @@ def growth_on_head(gcs_address: str) -> Growth | None:
             )
         )
     monitor = _monitor(gcs_address)
-    if monitor is None:  # on Kubernetes the autoscaler runs in its own container
-        return Growth() if _internal_kv_get(METRICS_KEY) is None else None
+    if monitor is None:  # a private cluster has no autoscaler; on Kubernetes it runs in its own container
+        return Growth() if gcs_address.startswith("127.") else None
     path = next((word.partition("=")[2] for word in monitor if word.startswith("--autoscaling-config=")), "")
     if not path:
         return Growth()

@@ -21,6 +21,8 @@ _ROUNDING = 1e-9
 _INTERNAL = re.compile(r"node:.*|.+_?group_?([0-9]+_)?[0-9a-f]{32,}", re.IGNORECASE)
 """Resources that Ray makes up: one for each node, and copies of what each placement group reserves (`CPU_group_0_…`, which
 Ray's dashboard names `CPUGroup0…`)."""
+SMALLER = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
+"""What to do about a cell that fits on no node."""
 _SHOWN = ("CPU", "GPU")
 """Resources that messages mention."""
 
@@ -230,14 +232,11 @@ class PlacementGroup:
     bundles: tuple[Resources, ...]
 
 
-def waiting_line(
-    groups: Sequence[PlacementGroup], cluster: Cluster, starting: Mapping[str, int], *, all_of_them: bool
-) -> str | None:
+def waiting_line(groups: Sequence[PlacementGroup], cluster: Cluster, *, all_of_them: bool) -> str | None:
     """Describe what a driver's work waits for and what is free, or return None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.
-        starting: the number of nodes that the autoscaler is starting, by type.
         all_of_them: count the work as waiting only if all of the groups wait.
     """
     waiting = [group for group in groups if group.waiting]
@@ -249,11 +248,8 @@ def waiting_line(
     )
     kinds = [kind for kind in _SHOWN if any(kind in bundle for group in waiting for bundle in group.bundles)]
     there = " and ".join(f"{cluster.free.get(kind, 0):g} of {cluster.total(kind):g} {kind}s" for kind in kinds)
-    coming = ", ".join(f"{count} x {name}" for name, count in starting.items())
-    if coming:
-        then = f"the autoscaler is starting {coming}"
-    elif cluster.growth is None or cluster.growth.types:
-        then = "the autoscaler has started no further node yet"
+    if cluster.growth is None or cluster.growth.types:
+        then = "the autoscaler may add nodes (`ray status` says which it starts)"
     elif not any(places_now(cluster, bundle) for group in waiting for bundle in group.bundles):
         then = "no node offers that much now"
     else:

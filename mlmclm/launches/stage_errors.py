@@ -7,14 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
+from mlmclm.errors import OUT_OF_MEMORY, EnvironmentFault, MlmclmError, UserError
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.job import VALIDATION_LOSS
 
-_OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|\bMemoryError\b|not enough memory|out of memory|can(no|')t allocate memory|running low on memory|bad_alloc",
-    re.IGNORECASE,
-)
 _DEVICE_OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure.{0,5}'out of memory'"
 )
@@ -39,7 +35,7 @@ def final(failures: Mapping[int, BaseException]) -> BaseException | None:
         if isinstance(raised, UserError):
             return raised
         # Match text: these errors come from torch, the C library, the kernel or Ray, each with its own type.
-        if _OUT_OF_MEMORY.search(str(failure)) or _DISK_FULL.search(str(failure)):
+        if OUT_OF_MEMORY.search(str(failure)) or _DISK_FULL.search(str(failure)):
             return failure
     return None
 
@@ -59,7 +55,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
     kept = f"Its checkpoints are kept in {folder}; the same command resumes from them."
     if _DISK_FULL.search(text):
         return EnvironmentFault(f"pretraining stage {title!r}: the disk is full. Free some space. {kept}")
-    if _OUT_OF_MEMORY.search(text):
+    if OUT_OF_MEMORY.search(text):
         micro = f"micro_batch (now {recipe.sequences_at_once(recipe.workers)} sequences at once)"
         if recipe.micro_batch_tokens is not None:
             micro = f"micro_batch_tokens (now {recipe.micro_batch_tokens:,})"

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.filesize import decimal
-
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.numbers import rate_text, time_text
 from mlmclm.progress import say
@@ -45,7 +43,7 @@ class PlannedSweep:
         cells_to_come: the most cells that results may add beside `cells`, at further learning rates.
         power: what the grid will be able to find; None if it compares no models.
         start_from: task -> task whose best cell its cells start from.
-        expected: time and disk of the `cells_estimated` cells without a result whose models and data exist; None if there
+        expected: the time of the `cells_estimated` cells without a result whose models and data exist; None if there
             are none, or no estimate is possible.
         price: of an hour of all workers, in any currency.
         evaluations: number of zero-shot evaluations, if there are any.
@@ -95,8 +93,6 @@ class PlannedSweep:
                 "device": work.device,
                 "hours": asdict(hours),
                 **({} if self.price is None else {"cost": asdict(hours.times(self.price))}),
-                "disk_bytes": asdict(work.disk_bytes),
-                "mlflow_runs": work.runs,
             }
         if self.evaluations is not None:
             plain |= {"evaluations": self.evaluations, "evaluations_to_compute": self.evaluations_to_compute}
@@ -139,8 +135,6 @@ class PlannedSweep:
             yield f"not in the time: at most {self.cells_to_come:,} cells that results may add"
         if self.price is not None:
             yield f"cost: {between(hours.times(self.price), '{:,.2f}'.format)}"
-        yield f"disk: {between(work.disk_bytes, lambda size: decimal(round(size)))}"
-        yield f"MLflow runs: {work.runs:,}"
 
 
 @dataclass(frozen=True)

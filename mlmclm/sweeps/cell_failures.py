@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from mlmclm.configuration import Frozen, Role
-from mlmclm.errors import EnvironmentFault, MlmclmError
+from mlmclm.errors import OUT_OF_MEMORY, EnvironmentFault, MlmclmError
 from mlmclm.progress import say_once
 from mlmclm.storage.files import write_json
 
@@ -61,16 +61,15 @@ def failure_of(error: BaseException) -> Failure:
     """Return the class of the error that ended a worker."""
     # Ray wraps what a task raised in an error of both classes, so check the names of all base classes. Importing torch
     # and Ray for their classes would slow down every command.
-    names = {kind.__name__ for kind in type(getattr(error, "cause", None) or error).__mro__}
-    if names & {"OutOfMemoryError", "MemoryError"}:
+    cause = getattr(error, "cause", None) or error
+    names = {kind.__name__ for kind in type(cause).__mro__}
+    if OUT_OF_MEMORY.search(" ".join([*names, str(cause)])):
         return Failure.OUT_OF_MEMORY
-    if "RayActorError" in names:
-        # Ray has one class for all deaths of actors; only its words say that memory ran out or that the node is gone.
-        if "low on memory" in str(error):
-            return Failure.OUT_OF_MEMORY
-        if getattr(error, "preempted", False) or "its node has died" in str(error):
-            return Failure.LOST_NODE
-    return Failure.LOST_NODE if names & {"NodeDiedError", "ActorUnavailableError"} else Failure.CRASH
+    # Ray has one class for all deaths of actors; only its words say that the node is gone.
+    gone = getattr(error, "preempted", False) or "its node has died" in str(error)
+    if names & {"NodeDiedError", "ActorUnavailableError"} or ("RayActorError" in names and gone):
+        return Failure.LOST_NODE
+    return Failure.CRASH
 
 
 def describe(error: BaseException) -> str:

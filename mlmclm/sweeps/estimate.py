@@ -1,4 +1,4 @@
-"""Estimate of what a sweep's missing cells will take: time, disk and MLflow runs, each with an interval.
+"""Estimate of the time that a sweep's missing cells will take, with an interval.
 
 A cell's time is its work (`trainings.work_of`: tokens passed forward once) times the seconds that its model needs for a unit
 of work. These are taken from the model's own results, if the store has enough of them from this device; otherwise a few
@@ -36,8 +36,6 @@ FEWEST_RESULTS = 4
 """Fewest results of a model from which its speed is taken; with fewer it is measured."""
 STEPS, WARM_UP_STEPS = 14, 4
 """Steps of training that a measurement takes, and how many of the first are discarded."""
-FILE_BYTES = (3_000, 60_000)
-"""Size of a result with its examples where the store has none yet: a small test set's, and a large one's."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,6 @@ class SweepEstimate:
     """Wall time if as many cells as `workers` are computed at once."""
     workers: int
     device: str
-    disk_bytes: Range
-    runs: int
-    """MLflow runs: one per cell, and one summary per model and task."""
 
 
 def places_here(space: Space) -> int:
@@ -78,7 +73,7 @@ def places_here(space: Space) -> int:
 def estimate(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
-    """Estimate the cost of a sweep's missing cells; measures models that have too few results on this device.
+    """Estimate the time of a sweep's missing cells; measures models that have too few results on this device.
 
     The cells have their work (`trainings.with_trainings`).
 
@@ -87,8 +82,7 @@ def estimate(
     """
     backend = backend_of(best_device())
     results_store, work = ResultsStore(store), defaultdict[str, float](float)
-    absent = {cell_key(cell): cell for cell in missing}
-    trainings = trainings_of(absent)
+    trainings = trainings_of({cell_key(cell): cell for cell in missing})
     for training in trainings:
         work[training.first.weights] += training.work
     speeds = {
@@ -104,22 +98,12 @@ def estimate(
         math.sqrt(math.fsum((each.value - bound) ** 2 for each, bound in zip(seconds, bounds, strict=True)))
         for bounds in ([each.low for each in seconds], [each.high for each in seconds])
     )
-    sizes = [_bytes(results_store, key) for key in map(cell_key, cells) if key not in absent]
-    low, high = (min(sizes), max(sizes)) if sizes else FILE_BYTES
-    a_file = Range(math.fsum(sizes) / len(sizes) if sizes else math.sqrt(low * high), low, high)
     return SweepEstimate(
         trainings=len(trainings),
         seconds=Range(total, total - below, total + above),
         workers=workers,
         device=backend.title(),
-        disk_bytes=a_file.times(len(absent)),
-        runs=len(missing) + len({(cell.model, cell.task) for cell in missing}),
     )
-
-
-def _bytes(results_store: ResultsStore, key: str) -> int:
-    files = (results_store.path(key), results_store.examples_path(key))
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _speed(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.cluster.placement import check_place, device_of
+from mlmclm.cluster.placement import SMALLER, check_place, device_of
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
@@ -150,8 +150,7 @@ def _run_trials(
     view = cluster_view()
     await_nodes(view, options.wait_for_nodes, options.bundle)
     resources = options.bundle(view())
-    remedy = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
-    check_place("A cell", resources, view(), remedy=remedy)
+    check_place("A cell", resources, view(), remedy=SMALLER)
     # Compile kernels once now, rather than in the workers that will start on this machine.
     if computes_here():
         prepare(shapes_of(missing.values()), say_once, device_of(resources))
@@ -199,6 +198,7 @@ def _run_trials(
                     tune_config=tune.TuneConfig(
                         num_samples=-1,  # without limit; the search ends it
                         search_alg=CellSearch(trials),
+                        max_concurrent_trials=options.max_concurrent,
                         scheduler=scheduler,
                         reuse_actors=True,
                         trial_name_creator=lambda trial: trial.config[SWEEP].name,

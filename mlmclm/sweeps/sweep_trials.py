@@ -91,7 +91,7 @@ class SweepTrials:
         cells: the cells to compute, by key.
         on_filed: called with results that are filed now, by key.
         find: returns those of these keys that have a result, with it.
-        options: of them, `retries`, `time_limit` and `max_concurrent`.
+        options: of them, `retries` and `time_limit`.
         like: what all trials have in common; their trainings are set here.
         room: says how many trials the cluster has room for, beside other work.
         shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
@@ -126,7 +126,6 @@ class SweepTrials:
         self._asked: dict[str, _Asked] = {}
         self._progress, self._on_filed, self._find = progress, on_filed, find
         self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
-        self._most = min(len(cells), options.max_concurrent or len(cells))
         self._places, self._to_ask, self._room = places, to_ask, room
         self._lost, self._on_failure = lost, on_failure
         self._failures = defaultdict(list) if failures is None else failures
@@ -159,7 +158,7 @@ class SweepTrials:
     def most(self) -> float:
         """The most trials that Tune may have now: those that run, and some that wait for nodes that join."""
         wanted = max(self._to_ask, self._most_held + WAITING_TRIALS)
-        return min(wanted, self._most, self._room.most, math.inf if self._most_busy is None else self._most_busy)
+        return min(wanted, self._room.most, math.inf if self._most_busy is None else self._most_busy)
 
     @property
     def asked(self) -> int:
@@ -300,7 +299,7 @@ class SweepTrials:
         self.hands_over = self.hands_over or self._most_held > self._room.most
         notices = [each.notice for each in self._busy if each.notice]
         self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
-        self._progress.situation = self._room.look(int(min(self._most, len(self._waiting) + len(self._asked))), busy)
+        self._progress.situation = self._room.look(len(self._waiting) + len(self._asked), busy)
 
     def _end(self, trial_id: str, reason: Failure) -> None:
         if self._asked[trial_id].ended is None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from ray import tune
+from ray._raylet import setproctitle  # type: ignore[attr-defined]  # not in its stubs
 
 from mlmclm.backends.choice import backend_of, visible
 from mlmclm.backends.device_kinds import BACKEND, Device
@@ -49,6 +50,8 @@ from mlmclm.sweeps.trial import (
 
 SECONDS_BETWEEN_SIGNS = 5.0
 """How long a trial of a sweep waits for storage before it reports so, again and again."""
+RAY_PROCESS = "ray::"
+"""Beginning of the titles by which Ray's commands know the processes of workers."""
 
 Answer = TypeVar("Answer")
 
@@ -94,7 +97,9 @@ class Finetune(tune.Trainable):
         import mlmclm.finetuning.run  # noqa: F401
 
     def step(self) -> dict[str, Any]:
-        """Train until the next report."""
+        """Train until the next report; until then the process has the trial's name, as `ps` and Ray's dashboard show it."""
+        if self.trial_name is not None:
+            setproctitle(f"{RAY_PROCESS}{self.trial_name}")  # Ray sets its own when this returns
         report = next(self._reports)
         self._given += 1
         return report
@@ -156,6 +161,7 @@ class Finetune(tune.Trainable):
         began = time.perf_counter()
         try:
             self._get_ready(training, trial.seen)
+            began = time.perf_counter()  # what is done once for all cells of a model tells nothing of the next ones
             outcomes, results = yield from self._run(training, failures)
             precision = training.first.protocol.precision
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes.values() else ""

@@ -149,15 +149,14 @@ def test_the_shipped_cluster_file_can_start_the_shipped_spaces_cells_and_a_stage
 def test_a_driver_says_what_it_waits_for_and_what_is_there() -> None:
     stage = PlacementGroup(True, ({"GPU": 1.0},) * 2)
     empty = cluster({HEAD: 1}, growth=GPU_NODES)
-    line = "2 x 1 GPU; free are 0 of 0 GPUs; the autoscaler is starting 1 x gpu"
-    assert waiting_line([stage], empty, {"gpu": 1}, all_of_them=False) == line
-    twice = waiting_line([stage, stage], empty, {}, all_of_them=False)
-    assert twice == "2 x 1 GPU (2 times); free are 0 of 0 GPUs; the autoscaler has started no further node yet"
+    rest = "free are 0 of 0 GPUs; the autoscaler may add nodes (`ray status` says which it starts)"
+    assert waiting_line([stage], empty, all_of_them=False) == f"2 x 1 GPU; {rest}"
+    assert waiting_line([stage, stage], empty, all_of_them=False) == f"2 x 1 GPU (2 times); {rest}"
     busy = cluster({"CPU": 4, HEAD: 1}, free={"CPU": 1})
     cell = PlacementGroup(True, ({"CPU": 2.0},))
-    assert waiting_line([cell], busy, {}, all_of_them=True) == "1 x 2 CPU; free are 1 of 4 CPUs; they are held by other work"  # fmt: skip
+    assert waiting_line([cell], busy, all_of_them=True) == "1 x 2 CPU; free are 1 of 4 CPUs; they are held by other work"  # fmt: skip
     left = cluster({HEAD: 1})  # its only node has died
-    assert waiting_line([cell], left, {}, all_of_them=True) == "1 x 2 CPU; free are 0 of 0 CPUs; no node offers that much now"  # fmt: skip
+    assert waiting_line([cell], left, all_of_them=True) == "1 x 2 CPU; free are 0 of 0 CPUs; no node offers that much now"  # fmt: skip
 
 
 def test_a_cluster_whose_nodes_have_not_joined_yet_is_told_from_one_that_cannot_hold_a_cell() -> None:
@@ -169,10 +168,10 @@ def test_a_cluster_whose_nodes_have_not_joined_yet_is_told_from_one_that_cannot_
 
 def test_a_sweep_waits_only_when_no_cell_has_what_it_needs() -> None:
     groups = [PlacementGroup(False, ({"CPU": 1.0},)), PlacementGroup(True, ({"CPU": 1.0},))]
-    assert waiting_line(groups, LAPTOP, {}, all_of_them=True) is None
-    assert waiting_line(groups, LAPTOP, {}, all_of_them=False) is not None
-    assert waiting_line(groups[:1], LAPTOP, {}, all_of_them=False) is None
-    assert waiting_line([], LAPTOP, {}, all_of_them=True) is None
+    assert waiting_line(groups, LAPTOP, all_of_them=True) is None
+    assert waiting_line(groups, LAPTOP, all_of_them=False) is not None
+    assert waiting_line(groups[:1], LAPTOP, all_of_them=False) is None
+    assert waiting_line([], LAPTOP, all_of_them=True) is None
 
 
 def test_the_device_is_in_no_state_s_key() -> None:

@@ -79,7 +79,7 @@ def test_a_sweep_goes_on_with_the_first_node_when_ray_is_lost_on_the_other(
     path, store = study_like(finished_study, cluster.folder, "1m-untrained", more_rates=rates), cluster.folder / "store"
     words = ("--nodelist=node2,node3", "--cpus-per-task=1", SCRIPT, path, "--store", store)
     job, other = cluster.submit(*words, "--data", cluster.folder / "data"), cluster.computing[1]
-    wait_until(lambda: bool(other.processes("ray::Finetune.train")) or "report:" in cluster.output(job), seconds=300)
+    wait_until(lambda: bool(other.processes("ray::1m-")) or "report:" in cluster.output(job), seconds=300)
     raylet, *_ = other.processes("raylet")
     raylet.kill()
     assert len(results(store)) < 64

@@ -71,7 +71,7 @@ def hosts(store: Path) -> set[str]:
 
 def computes(node: Node) -> bool:
     """Whether a worker of a node is in a cell."""
-    return bool(node.processes("ray::Finetune.train"))
+    return bool(node.processes("ray::1m-"))
 
 
 def at_bucket(nodes: NodeNetwork, call: str) -> bool:

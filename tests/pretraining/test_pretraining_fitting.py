@@ -56,7 +56,7 @@ def test_only_a_device_with_memory_of_its_own_is_tried_and_only_where_the_recipe
     ("text", "device"),
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle); out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("ncclUnhandledCudaError: Cuda failure 2 'out of memory'", True),
         ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12", False),
         ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", False),

@@ -31,9 +31,7 @@ def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: 
     wanted = stats.t.interval(0.95, len(seconds) - 1, loc=stats.tmean(seconds), scale=stats.sem(seconds))
     assert made.seconds.value == pytest.approx(7 * stats.tmean(seconds) / 2)
     assert (made.seconds.low, made.seconds.high) == pytest.approx([7 * bound / 2 for bound in wanted])
-    assert (made.trainings, made.runs, made.workers) == (7, 8, 2)
-    size = results_store.path(make_result(cells[0])["key"]).stat().st_size
-    assert made.disk_bytes.low <= 7 * size <= made.disk_bytes.high
+    assert (made.trainings, made.workers) == (7, 2)
 
 
 def test_cells_that_share_a_training_pay_for_it_once(tmp_path: Path) -> None:

@@ -229,6 +229,16 @@ def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_comput
 
 
 @pytest.mark.slow
+def test_a_cell_that_runs_out_of_memory_is_computed_again_with_the_same_result(cluster: None, tmp_path: Path) -> None:
+    faults(tmp_path, seed1="memory")
+    cells = make_cells(3)
+    outcome = sweep(tmp_path, cells)
+    assert [result["scores"] for result in outcome.results] == [make_result(cell)["scores"] for cell in cells]
+    retried = {result["seed"]: result["cost"].get("retried_after", []) for result in outcome.results}
+    assert [each["failure"] for each in retried[1]] == ["out of memory"] and not retried[0] and not retried[2]
+
+
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

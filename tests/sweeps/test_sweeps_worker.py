@@ -91,6 +91,14 @@ def test_a_process_prepares_the_models_that_it_computes_once_and_no_others(
     assert prepared == [tmp_path / "a", tmp_path / "b"]
 
 
+def test_the_time_of_a_cell_is_without_that_of_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("mlmclm.sweeps.trainable.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: clock.append(clock.pop() + 100.0))
+    (found,) = reports(FakeWorker(trial_of(make_cells(1), tmp_path)))
+    assert (found["seconds"], clock) == (0.0, [100.0])
+
+
 def test_a_trial_that_does_not_see_the_store_says_so_and_computes_nothing(tmp_path: Path) -> None:
     config = trial_of(make_cells(2), tmp_path)
     config[SWEEP] = replace(config[SWEEP], seen=tmp_path / "only the driver's node has this")
