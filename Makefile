@@ -38,7 +38,7 @@ docs: $(VENV)/.installed
 
 # The source distribution and the wheel, in dist/.
 wheel: $(VENV)/.installed-dev
-	rm -rf build/lib && mkdir -p dist
+	mkdir -p dist
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')"
 
 # Each module writes its section of benchmarks/RESULTS.md. Takes half an hour on two cores.

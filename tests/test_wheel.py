@@ -25,6 +25,7 @@ SOURCES = (
     "replications",
     "dashboards",
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
 )
@@ -57,6 +58,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             )
         else:
             shutil.copy(ROOT / name, folder / "checkout" / name)
+    stale = folder / "checkout" / "build" / "lib" / "mlmclm" / "deleted.py"  # as an earlier build leaves it
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     source = packed("sdist", folder / "checkout", folder / "source")
     return [packed("wheel", folder / "checkout", folder / "first"), packed("wheel", source, folder / "second")]
 
@@ -71,7 +75,7 @@ def files_below(folder: Path) -> set[str]:
     }
 
 
-def test_the_wheel_has_every_file_of_the_package(wheels: list[Path]) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_none_of_an_earlier_build(wheels: list[Path]) -> None:
     there = files_below(ROOT / "mlmclm")
     assert {
         "py.typed",
