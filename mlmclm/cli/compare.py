@@ -265,7 +265,7 @@ def _show(first: str, second: str, found: Comparison) -> None:
     if corrected:
         show("p after Holm is corrected over all pairs of models and all tasks of the study.")
     if found.pretraining:
-        show(f"Rests on {found.pretraining} of each model.")
+        show(f"Based on {found.pretraining} of each model.")
     for row in found.rows:
         if row.get("at_chance"):
             # Another score may be compared than the one whose chance level is known.
