@@ -138,6 +138,18 @@ def test_every_declared_package_of_the_lock_is_locked() -> None:
     assert asked - locked == set()
 
 
+def test_every_version_has_its_hash_in_the_lock() -> None:
+    versions = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = [
+        re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+        for line in (ROOT / "lock.txt").read_text(encoding="utf-8").splitlines()
+    ]
+    locked = {f"{_plain(found[1])}=={found[2].removesuffix('+cpu')}" for found in lines if found}
+    assert None not in lines and locked == {
+        f"{_plain(name)}=={each}" for name, _, each in (line.partition("==") for line in versions)
+    }
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
