@@ -8,7 +8,7 @@ STORE ?= store
 CONSTRAINTS ?= constraints.txt
 export PYTHON CONSTRAINTS
 
-.PHONY: quickstart replicate test test-all lint docs wheel bench screenshots install
+.PHONY: quickstart replicate test test-all lint docs wheel bench screenshots install lock
 
 # The whole study at small scale, on this machine's own documentation. A second run trains nothing again.
 quickstart: $(VENV)/.installed
@@ -38,7 +38,7 @@ docs: $(VENV)/.installed
 
 # The source distribution and the wheel, in dist/.
 wheel: $(VENV)/.installed-dev
-	rm -rf build/lib && mkdir -p dist
+	mkdir -p dist
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')"
 
 # Each module writes its section of benchmarks/RESULTS.md. Takes half an hour on two cores.
@@ -54,6 +54,11 @@ screenshots: $(VENV)/.installed
 	$(BIN)/python scripts/screenshots.py $(STORE)
 
 install: $(VENV)/.installed
+
+# The hashes of all packages, with the CPU build of torch: pip install --require-hashes -r lock.txt && pip install --no-deps .
+lock: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --dry-run --ignore-installed --no-deps --report - -r <(sed '/^torch==/s/$$/+cpu/' constraints.txt) \
+		| $(BIN)/python scripts/lock.py > lock.txt
 
 # Installs torch first: the CPU build where there is no NVIDIA GPU (it is several GB smaller), the default build elsewhere.
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/install.sh

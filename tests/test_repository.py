@@ -155,3 +155,19 @@ def test_benchmarks_scripts_and_examples_import_what_there_is() -> None:
                 for each in node.names:
                     found = hasattr(module, each.name) or find_spec(f"{node.module}.{each.name}") is not None
                     assert found, f"{path}: {node.module} has no {each.name}"
+
+
+PRIVATE = re.compile(
+    r"ray\._private|from ray\S* import .*\b_[a-zA-Z]|from ray\.\S*_internal\S* import|from mlflow\.store\S* import"
+)
+
+
+def test_the_table_of_private_functions_has_every_file_that_uses_some() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)/(\w+\.py)`(?:, `(\w+\.py)`)? \|", table, re.MULTILINE)
+    using = {
+        file.relative_to(ROOT / "mlmclm").as_posix()
+        for file in (ROOT / "mlmclm").rglob("*.py")
+        if PRIVATE.search(file.read_text(encoding="utf-8"))
+    }
+    assert {f"{folder}/{name}" for folder, *names in told for name in names if name} == using

@@ -25,6 +25,7 @@ SOURCES = (
     "replications",
     "dashboards",
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
 )
@@ -57,6 +58,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             )
         else:
             shutil.copy(ROOT / name, folder / "checkout" / name)
+    stale = folder / "checkout" / "build" / "lib" / "mlmclm" / "deleted.py"  # as an earlier build leaves it
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     source = packed("sdist", folder / "checkout", folder / "source")
     return [packed("wheel", folder / "checkout", folder / "first"), packed("wheel", source, folder / "second")]
 
@@ -71,7 +75,7 @@ def files_below(folder: Path) -> set[str]:
     }
 
 
-def test_the_wheel_has_every_file_of_the_package(wheels: list[Path]) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_none_of_an_earlier_build(wheels: list[Path]) -> None:
     there = files_below(ROOT / "mlmclm")
     assert {
         "py.typed",
@@ -132,6 +136,18 @@ def test_every_declared_package_of_the_lock_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = {_plain(found[0]) for each in project["dependencies"] if (found := re.match(r"[\w.-]+", each))}
     assert asked - locked == set()
+
+
+def test_every_version_has_its_hash_in_the_lock() -> None:
+    versions = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = [
+        re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+        for line in (ROOT / "lock.txt").read_text(encoding="utf-8").splitlines()
+    ]
+    locked = {f"{_plain(found[1])}=={found[2].removesuffix('+cpu')}" for found in lines if found}
+    assert None not in lines and locked == {
+        f"{_plain(name)}=={each}" for name, _, each in (line.partition("==") for line in versions)
+    }
 
 
 def _plain(name: str) -> str:

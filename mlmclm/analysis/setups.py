@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-COMPUTED = ("engine", "backend", "device")
-"""The setup that computed a result: the version of its definition, the kernels, and the processor or GPU."""
+PACKAGES = ("torch", "transformers")
+"""Those whose versions may change a score a little."""
+COMPUTED = ("engine", "backend", "device", *(f"{package} version" for package in PACKAGES))
+"""The setup that computed a result: the version of its definition, the kernels, the processor or GPU, and packages."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ def _differing(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[tup
 
 
 def _described(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the engine, backend, device and settings of a result, as far as it says them."""
+    """Return the `COMPUTED` and the settings of a result, as far as it says them."""
     cost = result.get("cost") or {}
     found = {"engine": result.get("engine"), "backend": cost.get("backend"), "device": cost.get("device")}
+    found |= {f"{package} version": (cost.get("versions") or {}).get(package) for package in PACKAGES}
     return {name: str(value) for name, value in found.items() if value is not None} | {
         name: str(value) for name, value in (result.get("protocol") or {}).items()
     }

@@ -152,7 +152,7 @@ def _show(first: str, second: str, found: Comparison) -> None:
         whole = f"the {tests} tasks" if of_tool else "all pairs of models and all tasks of the study"
         show(f"p after Holm is corrected over {whole}.")
     if found.pretraining:
-        show(f"Rests on {found.pretraining} of each model.")
+        show(f"Based on {found.pretraining} of each model.")
     lacking = [row["task"] for row in found.rows if row.get("chance", 0) is None]
     if lacking and found.unit == "example":
         known = f"The chance level of {text.listing(lacking)} is not known"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
+from typer import Option
 
 from mlmclm.cli import options
 
@@ -18,6 +21,10 @@ def sync(
     store: options.Store = options.DEFAULT_STORE,
     data: options.Data = None,
     task_dir: options.TaskDir = None,
+    to: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Another tracker: `tensorboard`, `trackio`, `wandb`, or one of your own."),
+    ] = None,
 ) -> None:
     """Writes to MLflow what it lacks of a study, including what was deleted there: stages, summaries, report, and all cells.
 
@@ -27,7 +34,7 @@ def sync(
     """
     from mlmclm.studies.api import open as open_store
 
-    open_store(store, data=data, task_dirs=task_dir).study(file).report(track=True)
+    open_store(store, data=data, task_dirs=task_dir).study(file).report(track=to or True)
 
 
 @verbs.command()

@@ -51,7 +51,7 @@ class Advice:
             ("Groups", self.groups),
             ("By kind of task", self.families),
             ("Learning rate", self.rates),
-            ("Rests on", self.rests_on),
+            ("Based on", self.rests_on),
             ("Open", self.open),
         )
         return [(title, sentences) for title, sentences in parts if sentences]

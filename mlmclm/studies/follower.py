@@ -258,12 +258,8 @@ class Follower:
             if unknown and (told_last is None or told_last.running):  # else the analysis of the whole study is there
                 yield summary_of(study, group, self._results(cells[pair]))
                 self._summaries[pair] = len(cells[pair])
-        abouts = study.abouts
         for some in chunks(ready, size):
-            yield [
-                cell_record(study.experiment, each, about=abouts.get((each["model"], each["task"])))
-                for each in self._results(some)
-            ]
+            yield self._cell_runs(some)
             self._cells |= {(cell.model, cell.key) for cell in some}
             self._left -= len(some)
             if time.monotonic() >= self._look_at:  # a stage may have more metrics
@@ -283,6 +279,12 @@ class Follower:
         seen = self._lines[stage.state] if len(rows) >= self._lines[stage.state] else 0  # a restart drops lines
         return trained(stage.record, rows[seen:]) if rows[seen:] else None, len(rows)
 
+    def _cell_runs(self, cells: Sequence[ListedCell]) -> list[RunRecord]:
+        name, abouts = self._study.experiment, self._study.abouts
+        return [
+            cell_record(name, each, about=abouts.get((each["model"], each["task"]))) for each in self._results(cells)
+        ]
+
     def _results(self, cells: Sequence[ListedCell]) -> list[dict[str, Any]]:
         """Return the results of cells under the cells' names, without damaged ones, which end the study itself."""
         try:
@@ -290,6 +292,13 @@ class Follower:
             return [named(found[cell.key], cell) for cell in cells if cell.key in found]
         except UserError:  # one is damaged, or lacks the metric
             return [result for cell in cells for result in self._results([cell])] if len(cells) > 1 else []
+
+
+def all_runs(study: TrackedStudy) -> list[RunRecord]:
+    """Return the runs of a study that has ended as MLflow gets them, parents before their children."""
+    follower = Follower(study, "")
+    stages = [record for stage in study.stages for record, _ in [follower._stage(stage)] if record is not None]
+    return [*study.records, *stages, *follower._cell_runs(study.cells)]
 
 
 def summary_of(study: TrackedStudy, group: CellGroup, results: list[dict[str, Any]]) -> list[RunRecord]:

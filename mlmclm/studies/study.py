@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,13 +303,14 @@ class Study:
             raise failure
         return found
 
-    def report(self, *, rule: str | None = None, to: str | Path | None = None, track: bool = False) -> Results:
+    def report(self, *, rule: str | None = None, to: str | Path | None = None, track: bool | str = False) -> Results:
         """Write tables and report from the results so far; nothing is computed.
 
         Args:
             rule: as in `Results.by_rule`.
             to: the folder to write; by default the study's own in the store, unless it is read-only.
-            track: whether to write to MLflow what it lacks of the study.
+            track: whether to write to MLflow what it lacks of the study; or the sink that gets all of it: `tensorboard`,
+                `trackio`, `wandb`, or one of your own.
 
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.
@@ -319,13 +321,14 @@ class Study:
         folder = own if to is None else Path(to)
         if not track:
             return self._written(found, folder)
-        from mlmclm.studies.study_tracking import StudyTracking
+        from mlmclm.studies.study_tracking import SinkTracking, StudyTracking
 
         file, place = self.file, self.place
         prepared = find_prepared(file, place) if isinstance(file, StudyFile) else None
         space = self._begun().space.model_copy(update={"rule": found.record.setting.rule})
         working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
-        with working, StudyTracking(self.file, self.place, niceness=0) as tracking:
+        tracker = partial(SinkTracking, sink=track) if isinstance(track, str) else partial(StudyTracking, niceness=0)
+        with working, tracker(file, place) as tracking:
             if prepared is not None:
                 tracking.stages(prepared)
             tracking.sweep(space, found.record.facts.models)

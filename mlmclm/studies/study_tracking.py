@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,13 +23,14 @@ from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse
 from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
+from mlmclm.registry import KINDS
 from mlmclm.reports.provenance import cell_work
 from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.reports.study_facts import ModelFacts, RecordedRuns
 from mlmclm.service.state import MLFLOW, own_addresses, own_server
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, summaries
+from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, all_runs, summaries
 from mlmclm.studies.follower_process import NICE, FollowerProcess
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
@@ -247,6 +250,36 @@ class StudyTracking(FollowerProcess):
             pages={name: page for name, page in pages.items() if name != MLFLOW},
             **{"baseline": self._file.baseline} | outcome,
         )
+
+
+class SinkTracking(StudyTracking):
+    """A study for a sink, which gets all of it at the end of the block, in this process.
+
+    Raises:
+        UserError: there is no such sink, or the package that it writes with is not installed.
+    """
+
+    def __init__(self, study: StudyFile | SweepFile, place: Place, sink: str) -> None:
+        self._file, self._place, self.elsewhere = study, place, None
+        self._name, self._sink = sink, KINDS["sink"][sink]
+        self.told = TrackedStudy(place.store, study.name)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            return
+        folder = self._place.store / "tracking" / self._name / self.told.experiment
+        try:
+            with redirect_stdout(StringIO()):  # which has the command's results
+                how = self._sink(self.told.experiment, all_runs(self.told), folder)
+        except ModuleNotFoundError as missing:
+            raise UserError(
+                f"The sink {self._name} needs the package {missing.name}, which is not installed."
+            ) from missing
+        say(f"{self._name}: {how}")
+
+    def tell(self, **changes: Any) -> None:
+        """Change what the sink gets: fields of `TrackedStudy`."""
+        self.told = replace(self.told, **changes)
 
 
 def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) -> str | dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,6 +72,24 @@ class RunRecord:
         """Whether the run has not ended."""
         return self.status == "RUNNING"
 
+    @property
+    def kind(self) -> str:
+        """The kind of run: pretraining, sweep, model, group (a model on a task), or cell."""
+        return self.tags["mlmclm.kind"]
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """Parameters, as numbers where they are, and tags but for those of MLflow alone."""
+        tags = {name.removeprefix("mlmclm."): text for name, text in self.tags.items() if name[:7] != "mlflow."}
+        return {**tags, **{name: _number(text) for name, text in self.params.items()}}
+
+    def by_step(self) -> dict[int, dict[str, float]]:
+        """Return the metrics of each step, in order."""
+        found = defaultdict[int, dict[str, float]](dict)
+        for name, value, step, _ in sorted(self.metrics, key=_order):
+            found[step][name] = value
+        return found
+
 
 def latest(points: Iterable[Point]) -> dict[str, Point]:
     """Return the latest point of each metric by MLflow's order: step, time, value."""
@@ -79,6 +99,12 @@ def latest(points: Iterable[Point]) -> dict[str, Point]:
         if _order(point) > _order(other):
             found[point[0]] = point
     return found
+
+
+def _number(text: str) -> str | float:
+    with suppress(ValueError):
+        return float(text)
+    return text
 
 
 def _order(point: Point) -> tuple[int, int, float]:

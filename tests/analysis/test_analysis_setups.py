@@ -43,6 +43,10 @@ def test_what_models_do_not_share_is_said_with_its_values_and_tasks() -> None:
     assert "the engine is 4 for a, 3 for b on t" in engine
     (mixed,) = said(*[[result(), result(cost=elsewhere)]] * 2)
     assert mixed.startswith("Cells were computed with several devices (A GPU and Another) on t;")
+    newer = {**ALIKE["cost"], "versions": {"torch": "2.14.1", "ray": "3"}}
+    older = {**ALIKE["cost"], "versions": {"torch": "2.13.0", "ray": "2"}}
+    (torch,) = said([result(cost=older)], [result(cost=newer)])
+    assert torch.startswith("Not computed alike: the torch version is 2.13.0 for a, 2.14.1 for b on t.")
     settings = [result(task, protocol={"batch_size": 8}) for task in ("t", "u")]
     (protocol,) = said([result(), result("u")], settings)
     assert protocol.startswith("Fine-tuning differs: batch_size is 16 for a, 8 for b on t and u.")

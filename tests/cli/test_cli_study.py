@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from mlmclm.registry import KINDS
 from mlmclm.storage.files import only_one
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declared_tasks import FOLDER
@@ -124,6 +125,69 @@ def _runs(store: Path) -> list[tuple[Any, ...]]:
         (run.info.run_name, run.info.status, sorted(run.data.metrics.items()), sorted(run.data.params.items()))
         for run in client.search_runs(numbers, max_results=1000)
     )
+
+
+OWN_SINK = """
+import json
+
+def lines(study, runs, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{study}.json").write_text(json.dumps([[each.name, each.by_step(), each.settings] for each in runs]))
+    print("not among a command's results")
+    return f"cat {folder}"
+
+def needy(study, runs, folder):
+    import no_such_package
+"""
+
+
+def test_a_sink_of_another_package_gets_every_run_that_mlflow_has(
+    finished: Path, study: Path, tmp_path: Path, run_apart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    (site / "outside-1.0.dist-info").mkdir(parents=True)
+    (site / "outside-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (site / "outside-1.0.dist-info" / "entry_points.txt").write_text(
+        "[mlmclm.sinks]\nlines = outside_sink:lines\nneedy = outside_sink:needy\n"
+    )
+    (site / "outside_sink.py").write_text(OWN_SINK)
+    monkeypatch.syspath_prepend(site)
+    KINDS["sink"].forget()
+    store = tmp_path / "store"
+    shutil.copytree(finished, store, symlinks=True)
+    command = ("tracking", "sync", study, "--store", store, "--data", study.parent / "data", "--to")
+    try:
+        code, output, errors = run_apart(*command, "lines")
+        assert (code, output) == (0, ""), errors
+        assert f"lines: cat {store}/tracking/lines/small" in errors
+        for name, message in {
+            "lins": "unknown sink 'lins'. Did you mean 'lines'? Allowed: tensorboard, trackio, wandb, lines, needy.",
+            "needy": "The sink needy needs the package no_such_package, which is not installed.",
+        }.items():
+            code, _, errors = run_apart(*command, name)
+            assert code == 2 and message in errors, errors
+    finally:
+        KINDS["sink"].forget()
+    found = json.loads((store / "tracking" / "lines" / "small" / "small.json").read_text())
+    mine = sorted(
+        (name, last(steps), {key: str(text) for key, text in settings.items()}) for name, steps, settings in found
+    )
+    assert [(name, numbers) for name, numbers, _ in mine] == [
+        (name, dict(numbers)) for name, _, numbers, _ in _runs(finished)
+    ]
+    for (_, _, settings), (_, _, _, params) in zip(mine, _runs(finished), strict=True):
+        assert dict(params).keys() <= settings.keys()
+    (verdict,) = [settings["verdict"] for name, _, settings in mine if name == "sweep small"]
+    assert verdict in (finished / "studies" / "small" / "report.html").read_text()
+
+
+def last(steps: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The last value of each metric."""
+    return {
+        name: value
+        for _, values in sorted(steps.items(), key=lambda each: int(each[0]))
+        for name, value in values.items()
+    }
 
 
 def test_exported_models_load_in_transformers_without_remote_code_and_agree(finished: Path) -> None:

@@ -364,9 +364,11 @@ def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -
     own = advise(found, asked_for("mlmclm study own.yaml").with_costs(made))
     assert top.count("<svg") == top.count("<figure") == 1
     assert own.answer.verdict in html.unescape(re.sub(r"<[^>]+>", "", top)).replace("\n", " ")
-    assert "What would settle it." in top and "worker hours on A GPU" in top and "mlmclm study own.yaml" in top
+    (settles,) = re.findall(r"<b>What would settle it\.</b> (.*?)</p>", top)
+    assert html.unescape(settles) == own.open[0] and len(own.open) > 1, "one line; the others are folded"
+    assert "worker hours on A GPU" in top and "mlmclm study own.yaml" in top
     rest = page.partition("</header>")[2]
-    assert rest.index("<b>Groups.</b>") < rest.index("<b>Rests on.</b>") and "worker hours" not in rest
+    assert rest.index("<b>Groups.</b>") < rest.index("<b>Based on.</b>") and "worker hours" not in rest
     assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts())
 
 

@@ -62,7 +62,7 @@ def test_what_does_not_differ_clearly_comes_first(tmp_path: Path, capsys: pytest
     assert lines[2] == "No clear difference on pydocs-qa."
     assert lines[3].startswith("The second scores higher on the mean over tasks, pydocs-fields, pydocs-kind")
     assert any(line.startswith("the interval covers other seeds; the examples are not kept") for line in lines)
-    assert any("Rests on one pretraining run of each model." in line for line in lines)
+    assert any("Based on one pretraining run of each model." in line for line in lines)
 
 
 def test_missing_cells_and_lost_tasks_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:

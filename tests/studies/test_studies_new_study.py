@@ -159,4 +159,4 @@ def test_a_data_file_ends_in_advice_and_a_second_run_computes_nothing(run: Run, 
     code, out, errors = run(*words, "--dry-run")
     assert "cells: 0 of " in out, out
     code, out, errors = run("advise", "mine")
-    assert code == 0 and "Rests on: 2 models" in out, errors
+    assert code == 0 and "Based on: 2 models" in out, errors

@@ -1,0 +1,35 @@
+"""Weights & Biases: offline runs, which `wandb sync` sends; with WANDB_MODE=online they are sent at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlmclm.tracking.records import RunRecord
+
+
+def wandb(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
+    """Write a run each, which replaces that of an earlier time; return how to see them."""
+    import wandb as package
+
+    os.environ.setdefault("WANDB_MODE", "offline")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    settings = package.Settings(console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True)
+    for run in runs:
+        opened = package.init(
+            project=study,
+            dir=folder,
+            id=run.key[:16],
+            name=run.name,
+            job_type=run.kind,
+            notes=run.tags.get("mlmclm.verdict"),
+            config=run.settings,
+            settings=settings,
+        )
+        for step, values in run.by_step().items():
+            opened.log(values, step)
+        opened.finish()
+    return f"wandb sync {folder}/wandb/offline-run-*"
