@@ -259,7 +259,7 @@ def test_who_waits_for_a_compiling_process_is_told(kept: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = pool.submit(prepare, kept, "", lines.put)
         try:
-            assert lines.get(timeout=60) == "waiting for another process, which compiles loops for this CPU"
+            assert lines.get(timeout=300) == "waiting for another process, which compiles loops for this CPU"
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
         done.result()

@@ -123,7 +123,7 @@ def test_a_cluster_that_is_started_here_is_on_loopback_with_a_token_and_ends_wit
         finally:
             process.kill()
     assert process.returncode == 143, errors
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=300)
     assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
     own = [each for each in asked if re.search(r"127\.|localhost|\[::1\]", each)]
     assert own == [], "the proxy is left out for this machine"

@@ -81,7 +81,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         discovery = root.parent.with_suffix(".json")
         wanted = queried() - only_with_a_gpu()
         series: dict[str, set[str]] = {}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not wanted <= series.keys():
             time.sleep(0.5)
             if discovery.exists():
