@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ CONFIGS = {
     "eurobert": partial(EuroBertConfig, **SHAPE, num_key_value_heads=2),
     "modernbert": partial(ModernBertConfig, **SHAPE, local_attention=8),
 }
+PAIRS = {("eurobert", False, False), ("eurobert", True, True), ("modernbert", False, True), ("modernbert", True, False)}
 DOCUMENTS = ([60, 10, 50], [1, 119], [2] * 60)
 
 
@@ -41,9 +43,14 @@ def gradient(kind: str, precision: str, causal: bool, packings: list[Packing | N
     return torch.cat([part.grad.double().flatten() for part in model.parameters()])
 
 
-@pytest.mark.parametrize("isolated", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize(
+    ("kind", "causal", "isolated"),
+    # Each pair of values; all eight are tried by make test-all.
+    [
+        pytest.param(*case, marks=[] if case in PAIRS else pytest.mark.slow)
+        for case in product(CONFIGS, (False, True), (False, True))
+    ],
+)
 def test_a_layer_is_one_graph_and_computes_what_torch_does(
     kind: str, causal: bool, isolated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ WAYS = {
     "SIGTERM": Way(signal.SIGTERM, 1, 143),
     "closed terminal": Way(signal.SIGHUP, 1, 129),
 }
-FAST = {("study", "Ctrl-C twice"), ("follow", "Ctrl-C"), ("ui", "Ctrl-C"), ("ui", "SIGTERM")}
+FAST = {("study", "Ctrl-C twice"), ("follow", "Ctrl-C"), ("ui", "Ctrl-C")}
 """Cases of the fast suite."""
 
 
