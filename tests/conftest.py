@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,6 +115,12 @@ def registers() -> Iterator[None]:
         registry.forget()
 
 
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that pytest's processes share."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root
+
+
 class Finished(NamedTuple):
     """A study that has run to its end undisturbed, in a process of its own. Tests leave it as it is."""
 
@@ -126,9 +135,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     from mlmclm.storage.files import in_turn
     from small_study import run, write_study
 
-    root = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        root = root.parent
+    root = common(tmp_path_factory)
     folder = root / "finished-study"
     made = Finished(folder / "study" / "study.yaml", folder / "store", folder / "home")
     with in_turn(root / "finished-study.lock"):
@@ -145,9 +152,31 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return made
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_database(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets MLflow make one database for all of pytest's processes, which takes it seconds. All others are copies."""
+    from mlmclm.storage.files import in_turn
+    from mlmclm.tracking import database as module
+
+    root = common(tmp_path_factory)
+    made, make = root / "made.db", module._make
+
+    @wraps(make)
+    def copy(database: Path) -> None:
+        with in_turn(root / "made.lock"):
+            if not made.exists():
+                make(made)
+        shutil.copy(made, database)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            location = f"{module.artifact_location(database)}/0"
+            connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
+
+    module._make = copy
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose MLflow database has a schema and nothing else: creating one takes seconds."""
+    """A store whose MLflow database has a schema and nothing else."""
     from small_mlflow import export
 
     store = tmp_path_factory.mktemp("empty")

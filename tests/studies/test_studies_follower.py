@@ -34,7 +34,7 @@ from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
-from mlmclm.tracking.database import sqlite_address
+from mlmclm.tracking.database import make_usable, sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.views import group_record, stage_record
 from small_mlflow import client, names, runs
@@ -132,9 +132,8 @@ def keys(store: Path, address: str | None = None) -> list[str]:
 
 def elsewhere(store: Path) -> str:
     """The address of another database. It is there, because two processes must not make one at once."""
-    address = sqlite_address(store / "other.db")
-    runs(store, address)
-    return address
+    make_usable(store / "other.db", own=False)
+    return sqlite_address(store / "other.db")
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> str:
