@@ -86,7 +86,7 @@ def _wait(head: RayHead, process: subprocess.Popen[bytes], log: Path) -> None:
     request.add_header("Authorization", f"Bearer {head.environment['RAY_AUTH_TOKEN']}")
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
             if answer.status == 200:
                 return
         time.sleep(0.2)

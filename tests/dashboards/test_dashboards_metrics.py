@@ -129,7 +129,7 @@ def scrape(targets: list[str]) -> dict[str, set[str]]:
     series: dict[str, set[str]] = {}
     for target in targets:
         try:
-            with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{target}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             continue  # not up yet

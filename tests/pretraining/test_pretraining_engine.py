@@ -146,7 +146,8 @@ for case in cases:
 
 
 STAGES = (0, 1, 2, 3)
-TIED = ("modernbert", "bert")
+TIED = (("modernbert", 3), ("bert", 0), ("bert", 1))
+"""Kinds of models with tied matrices, each under a stage of ZeRO."""
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
@@ -224,11 +225,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-zero2-resumed-hollow", zero=2, micro=2, start="two-zero2-three", hollow=True),
             *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in STAGES),
             *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (1, 2, 3)),
-            *(case(f"{kind}-zero{zero}", zero=zero, micro=2, kept=True) for kind in TIED for zero in (0, 1, 3)),
+            *(case(f"{kind}-zero{zero}", zero=zero, micro=2, kept=True) for kind, zero in TIED),
             *(
                 case(f"{kind}-zero{zero}-resumed", zero=zero, micro=2, start=f"{kind}-zero{zero}-three")
-                for kind in TIED
-                for zero in (0, 1, 3)
+                for kind, zero in TIED
             ),
             case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
@@ -279,9 +279,8 @@ def test_a_run_taken_up_from_a_state_is_bit_equal_to_the_undisturbed_one(runs: P
     assert _difference(runs, f"two-zero{zero}", f"two-zero{zero}-resumed") == 0
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
-@pytest.mark.parametrize("kind", TIED)
-def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_taken_up_bit_equal(
+@pytest.mark.parametrize(("kind", "zero"), TIED)
+def test_a_model_with_tied_matrices_trains_alike_under_a_zero_stage_and_is_taken_up_bit_equal(
     runs: Path, kind: str, zero: int
 ) -> None:
     expected, found = losses(runs, f"one-{kind}"), losses(runs, f"{kind}-zero{zero}")
