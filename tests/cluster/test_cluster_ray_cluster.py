@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +18,7 @@ import ray
 from ray._private.node import Node
 
 from mlmclm.cluster.cluster_guard import end_processes, guarded
-from mlmclm.cluster.private_cluster import START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
+from mlmclm.cluster.private_cluster import SECONDS_A_START, START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.cluster.worker_environment import runtime_environment, worker_environment
 from mlmclm.errors import EnvironmentFault, UserError
@@ -270,6 +271,7 @@ def test_a_start_is_given_up_after_the_last_try_and_that_of_another_cluster_afte
 
 def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons: list[subprocess.Popen[bytes]] = []
+    over: list[threading.Thread] = []
 
     def log(arguments: dict[str, object]) -> BinaryIO:
         """A daemon is known by what it writes in the cluster's folder."""
@@ -277,13 +279,20 @@ def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch
         root.mkdir()
         return (root / "daemon.out").open("wb")
 
+    class Hung(threading.Timer):
+        def start(self) -> None:
+            """Its time is over when there is a daemon, however long that takes."""
+            assert self.interval == SECONDS_A_START
+            over.append(threading.Thread(target=self.function, args=self.args))
+
     def hang(**arguments: object) -> None:
         daemons.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=log(arguments)))
+        over[-1].start()
         daemons[-1].wait()
         failing_init()
 
     monkeypatch.setattr(ray, "init", hang)
-    monkeypatch.setattr("mlmclm.cluster.private_cluster.SECONDS_A_START", 0.2)
+    monkeypatch.setattr(threading, "Timer", Hung)
     with pytest.raises(EnvironmentFault, match="cannot be started"), ray_session(tmp_path):
         raise AssertionError("started")
     assert len(daemons) == STARTS and all(daemon.poll() is not None for daemon in daemons)
