@@ -145,7 +145,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             study["recipe"]["revisions_every"] = 5
             made.study.write_text(yaml.safe_dump(study))
             words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
-            code, _, errors = run(*words, home=made.home, timeout=500)
+            code, _, errors = run(*words, home=made.home, timeout=1500)
             (folder / "ended").write_text(f"{code}\n{errors}")
         code, _, errors = (folder / "ended").read_text().partition("\n")
     assert code == "0", errors

@@ -47,7 +47,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=300)
+        psutil.wait_procs(family, timeout=1500)
     process.wait(300)
 
 

@@ -65,7 +65,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
         **({"MLMCLM_DATA": "datasets"} if page in ("hub-model", "given-models") else {}),
     }
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550
+        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     if page == "own-task":

@@ -127,7 +127,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
             line = [sys.executable, str(script), str(rank), str(WORLD), str(folder), given]
             workers.append(subprocess.Popen(line, stdout=file))
     # Like Ray, which waits for its workers: one that has ended must not stay a zombie, which still has an entry in /proc.
-    end = time.monotonic() + 200
+    end = time.monotonic() + 1500
     while [worker for worker in workers if worker.poll() is None] and time.monotonic() < end:
         time.sleep(0.05)
     for worker in workers:

@@ -121,7 +121,7 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
         children = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
-        psutil.wait_procs(children, timeout=300)
+        psutil.wait_procs(children, timeout=1500)
     words = ("export", store, "1m-mlm40-3k", "--to", tmp_path / "out", "--json")
     code, _, errors = run_process(*words, home=tmp_path)
     assert code == 2 and "no intact state of model '1m-mlm40-3k' at step 3000; there are steps " in errors

@@ -67,7 +67,7 @@ def test_a_command_that_is_interrupted_says_so_and_the_same_command_goes_on(
     while "training the tokenizer" not in (line := process.stderr.readline()):
         assert line, "ended by itself"
     process.send_signal(sign)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=1500)
     assert process.returncode == code, errors
     assert errors.splitlines()[-1] == MESSAGE.format(sign.name), "and no traceback"
     if sign == signal.SIGTERM:
@@ -90,12 +90,12 @@ def test_a_command_that_is_ended_in_a_ray_session_leaves_no_process_and_no_folde
     assert root.is_dir()
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(sign)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=1500)
     assert process.returncode == code, errors
     said = [line for line in errors.splitlines() if "loading libraries" not in line]
     assert said == [MESSAGE.format(sign.name)], "and nothing of Ray's"
     assert not root.parent.exists()
-    _, alive = psutil.wait_procs(family, timeout=300)
+    _, alive = psutil.wait_procs(family, timeout=1500)
     assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
 
 

@@ -87,7 +87,7 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
     assert not ray.is_initialized()
     assert not private.exists() and not discovery.exists()
     assert not (Path.home() / ".ray").exists()
-    psutil.wait_procs(daemons, timeout=300)
+    psutil.wait_procs(daemons, timeout=1500)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
 
 

@@ -53,7 +53,7 @@ def test_a_group_of_several_machines_listens_on_the_clusters_address_only(tmp_pa
     assert first.stdout is not None
     second = start(1, first.stdout.readline().strip())
     try:
-        said = [worker.communicate(timeout=500)[0].split() for worker in (second, first)]
+        said = [worker.communicate(timeout=1500)[0].split() for worker in (second, first)]
     finally:
         for worker in (first, second):
             worker.kill()

@@ -67,7 +67,7 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize("places", [1, 2, 10])
 def test_every_stage_runs_once_and_no_more_at_once_than_there_is_room_for(places: int) -> None:
-    stages, store = plan().stages, Store(together=min(places, 2) if places > 1 else 0)
+    stages, store = plan().stages, Store(together=2 if places > 1 else 0)
     run_stages(stages, run=store.run, ready=store.ready, at_once=lambda _: places, seconds_between_looks=0.005)
     assert sorted(store.runs, key=stages.index) == list(stages)
     assert (store.most == 1) == (places == 1) and store.most <= places

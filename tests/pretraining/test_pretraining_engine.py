@@ -172,7 +172,7 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]], script: str = SCR
     ]  # fmt: skip
     try:
         # All outputs: where one process fails, the others often only say that it is gone.
-        outputs = [process.communicate(timeout=500)[0][-3000:] for process in processes]
+        outputs = [process.communicate(timeout=1500)[0][-3000:] for process in processes]
         assert not any(process.returncode for process in processes), "\n".join(outputs)
     finally:
         for process in processes:

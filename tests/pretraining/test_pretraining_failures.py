@@ -29,7 +29,6 @@ from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 
 
-@pytest.mark.timeout(1200)  # with the study that the session's tests share, 600 s were too few on a busy machine
 def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ with ray_session(Path(sys.argv[1])) as session:
 
 
 def submit(
-    head: RayHead, name: str, *entrypoint: str, folder: Path, timeout: float = 400
+    head: RayHead, name: str, *entrypoint: str, folder: Path, timeout: float = 1500
 ) -> subprocess.CompletedProcess[str]:
     """Submits a job by the command line and waits for its end, with its log in `stdout`."""
     ray = str(Path(sys.executable).with_name("ray"))

@@ -234,7 +234,7 @@ def shell(tmp_path: Path) -> Iterator[Any]:
 
     def call(line: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500
         )
         return done.returncode, done.stdout, done.stderr
 

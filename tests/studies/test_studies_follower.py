@@ -485,7 +485,7 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
     made = process(store, cells, address)
     while len(keys(store, address)) < 3:
         time.sleep(0.05)
-    with closing(sqlite3.connect(address.removeprefix("sqlite:///"), timeout=300)) as lock:
+    with closing(sqlite3.connect(address.removeprefix("sqlite:///"), timeout=1500)) as lock:
         lock.execute("BEGIN IMMEDIATE")  # it writes no more
         filed(store, cells[3:])
         made._process.kill()

@@ -44,7 +44,7 @@ def test_each_file_that_is_opened_is_in_the_key_or_on_a_list_with_reasons(kinds:
         [sys.executable, script, tmp_path / "place", *kinds],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
         env=environment,
     )
     assert run.returncode == 0, run.stderr[-3000:]

@@ -172,7 +172,6 @@ def test_a_database_that_another_process_holds_up_is_not_set_aside(halves: list[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_killed_while_it_makes_the_database_a_study_leaves_none_and_the_next_makes_it(tmp_path: Path) -> None:
     for moment in (0.0, 0.3, 0.6, 1.0, 1.5):
         made = process(tmp_path)
@@ -190,7 +189,6 @@ def test_killed_while_it_makes_the_database_a_study_leaves_none_and_the_next_mak
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_writers_of_two_studies_and_two_of_one_study_start_at_once_and_write_each_run_once(tmp_path: Path) -> None:
     started = [process(tmp_path, name, 40) for name in ("one", "two", "two")]
     written = [finished(made) for made in started]
