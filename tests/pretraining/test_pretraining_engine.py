@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = '''
+HEAD = """
 import json, os, sys
 import torch, torch.distributed as distributed
 cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -22,21 +22,25 @@ distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=
 from mlmclm.launches.worker_entry import not_found
 with not_found("mlflow"):  # as in a stage's worker
     import deepspeed
+from pathlib import Path
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
+from mlmclm.pretraining import checkpoints
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.backends.cpu.host import Host
 from mlmclm.pretraining.engine import Engine
 from mlmclm.pretraining.partitioning import SharedCopy, partitioning_of
 from mlmclm.plans.recipe import Recipe
-from pathlib import Path
 
 eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
     tie_word_embeddings=False)
+"""
+"""What the scripts of `run` begin with."""
+SCRIPT = HEAD + '''
 modernbert = ModernBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
     max_position_embeddings=32, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 # An odd number of parameters, of which DeepSpeed's buckets must not have one.
