@@ -142,7 +142,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         if not folder.exists():
             made.home.mkdir(parents=True)
             study = yaml.safe_load(write_study(made.study.parent).read_text())
-            study["recipe"]["revisions_every"] = 5
+            study["recipe"]["revisions_every"] = 10
             made.study.write_text(yaml.safe_dump(study))
             words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
             code, _, errors = run(*words, home=made.home, timeout=1500)
