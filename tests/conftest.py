@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -56,7 +57,6 @@ FIRST = (
     "test_backends_tiles.py",
     "test_cli_compare.py",
     "test_dashboards_metrics.py",
-    "test_service_job_submission.py",
     "test_cli_finetune.py",
     "test_backends_host.py",
     "test_backends_kernels.py",
@@ -68,6 +68,15 @@ FIRST = (
 )
 """Files that take long, in the order in which they begin, so that none of them is alone at the end."""
 
+MTEB = (
+    "test_evaluation_chance.py",
+    "test_evaluation_mteb.py",
+    "test_finetuning_sentence_encoder.py",
+    "test_models_given_kernels.py",
+    "test_readers.py",
+)
+"""Files that import mteb, which takes longer than their tests: one of pytest's processes runs them all."""
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -75,6 +84,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the tests of the files in `FIRST` to the front."""
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+class OneProcess(LoadFileScheduling):
+    """Keeps a file's tests in one of pytest's processes, and those of `MTEB`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "mteb" if Path(file).name in MTEB else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcess:
+    """Replaces the scheduler of `--dist loadfile`."""
+    return OneProcess(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -227,8 +227,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(case(f"{kind}-hollow", zero=3, micro=2, hollow=True) for kind in ("two-zero3", "modernbert-zero3")),
             case("two-zero3-resumed-hollow", zero=3, micro=2, start="two-zero3-three", hollow=True),
             case("two-zero2-resumed-hollow", zero=2, micro=2, start="two-zero2-three", hollow=True),
-            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in STAGES),
-            *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (1, 2, 3)),
+            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in (0, 3)),
+            *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (2, 3)),
             *(case(f"{kind}-zero{zero}", zero=zero, micro=2, kept=True) for kind, zero in TIED),
             *(
                 case(f"{kind}-zero{zero}-resumed", zero=zero, micro=2, start=f"{kind}-zero{zero}-three")
@@ -240,7 +240,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-weighted", micro=2, zero=2, recipe=WEIGHTED),
             *(case(f"two-isolated-zero{zero}", zero=zero, micro=2, recipe=ISOLATED) for zero in (0, 3)),
             case("two-isolated-modernbert", zero=3, micro=2, again=True, recipe=ISOLATED),
-            *(case(f"two-unlabelled-zero{zero}", zero=zero, micro=2, unlabelled=EMPTY) for zero in STAGES),
+            *(case(f"two-unlabelled-zero{zero}", zero=zero, micro=2, unlabelled=EMPTY) for zero in (1, 3)),
             case("two-unlabelled", micro=2, unlabelled=EMPTY),
             case("two-unlabelled-modernbert", zero=3, micro=2, unlabelled=EMPTY, recipe=ISOLATED),
         ],
@@ -301,8 +301,8 @@ def test_a_model_with_tied_matrices_trains_alike_under_a_zero_stage_and_is_taken
         ("modernbert-zero3-hollow", "modernbert-zero3"),
         ("two-zero3-resumed-hollow", "two-zero3"),
         ("two-zero2-resumed-hollow", "two-zero2"),
-        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in STAGES),
-        *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (1, 2, 3)),
+        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in (0, 3)),
+        *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (2, 3)),
         ("two-zero1-common", "two-zero0"),
     ],
 )
@@ -423,7 +423,7 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_wh
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *((f"two-unlabelled-zero{zero}", "one-unlabelled") for zero in STAGES),
+        *((f"two-unlabelled-zero{zero}", "one-unlabelled") for zero in (1, 3)),
         ("two-unlabelled", "one-unlabelled"),
         ("two-unlabelled-modernbert", "one-isolated-modernbert"),
         ("one-unlabelled-modernbert", "one-modernbert"),
