@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from functools import wraps
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,7 +57,6 @@ FIRST = (
     "test_backends_tiles.py",
     "test_cli_compare.py",
     "test_dashboards_metrics.py",
-    "test_service_job_submission.py",
     "test_cli_finetune.py",
     "test_backends_host.py",
     "test_backends_kernels.py",
@@ -65,6 +68,15 @@ FIRST = (
 )
 """Files that take long, in the order in which they begin, so that none of them is alone at the end."""
 
+MTEB = (
+    "test_evaluation_chance.py",
+    "test_evaluation_mteb.py",
+    "test_finetuning_sentence_encoder.py",
+    "test_models_given_kernels.py",
+    "test_readers.py",
+)
+"""Files that import mteb, which takes longer than their tests: one of pytest's processes runs them all."""
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -72,6 +84,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the tests of the files in `FIRST` to the front."""
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+class OneProcess(LoadFileScheduling):
+    """Keeps a file's tests in one of pytest's processes, and those of `MTEB`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "mteb" if Path(file).name in MTEB else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcess:
+    """Replaces the scheduler of `--dist loadfile`."""
+    return OneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +137,12 @@ def registers() -> Iterator[None]:
         registry.forget()
 
 
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that pytest's processes share."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root
+
+
 class Finished(NamedTuple):
     """A study that has run to its end undisturbed, in a process of its own. Tests leave it as it is."""
 
@@ -126,28 +157,48 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     from mlmclm.storage.files import in_turn
     from small_study import run, write_study
 
-    root = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        root = root.parent
+    root = common(tmp_path_factory)
     folder = root / "finished-study"
     made = Finished(folder / "study" / "study.yaml", folder / "store", folder / "home")
     with in_turn(root / "finished-study.lock"):
         if not folder.exists():
             made.home.mkdir(parents=True)
             study = yaml.safe_load(write_study(made.study.parent).read_text())
-            study["recipe"]["revisions_every"] = 5
+            study["recipe"]["revisions_every"] = 10
             made.study.write_text(yaml.safe_dump(study))
             words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
-            code, _, errors = run(*words, home=made.home, timeout=500)
+            code, _, errors = run(*words, home=made.home, timeout=1500)
             (folder / "ended").write_text(f"{code}\n{errors}")
         code, _, errors = (folder / "ended").read_text().partition("\n")
     assert code == "0", errors
     return made
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_database(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets MLflow make one database for all of pytest's processes, which takes it seconds. All others are copies."""
+    from mlmclm.storage.files import in_turn
+    from mlmclm.tracking import database as module
+
+    root = common(tmp_path_factory)
+    made, make = root / "made.db", module._make
+
+    @wraps(make)
+    def copy(database: Path) -> None:
+        with in_turn(root / "made.lock"):
+            if not made.exists():
+                make(made)
+        shutil.copy(made, database)
+        with closing(sqlite3.connect(database)) as connection, connection:
+            location = f"{module.artifact_location(database)}/0"
+            connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
+
+    module._make = copy
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose MLflow database has a schema and nothing else: creating one takes seconds."""
+    """A store whose MLflow database has a schema and nothing else."""
     from small_mlflow import export
 
     store = tmp_path_factory.mktemp("empty")

@@ -133,7 +133,7 @@ class FaultProxy:
 
     def settle(self) -> None:
         """Wait until no request is under way, those included that the client has given up."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 

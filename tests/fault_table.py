@@ -231,7 +231,7 @@ class Scene:
             process = server.Process(target=run_stage, args=(stage, self.proxy.endpoint, store), daemon=True)
             self.proxy.inject("delay", skip=request, act=process.kill)
             process.start()
-            process.join(120)
+            process.join(300)
             if process.exitcode != -signal.SIGKILL:
                 return f"it was not killed at request {request}"
             return self.run_again(stage, store, wanted)

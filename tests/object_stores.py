@@ -19,7 +19,7 @@ from mlmclm.storage.addresses import PARTED, SLASH
 from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.retrying import RetryPolicy
 
-HURRY = RetryPolicy(seconds=10.0, first=0.01, most=0.1, silent=0.0)
+HURRY = RetryPolicy(seconds=300.0, first=0.01, most=0.1, silent=0.0)
 """RetryPolicy of tests: nobody waits for longer than that."""
 
 

@@ -47,8 +47,8 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=10)
-    process.wait(10)
+        psutil.wait_procs(family, timeout=1500)
+    process.wait(300)
 
 
 @contextlib.contextmanager
@@ -84,9 +84,9 @@ def _wait(head: RayHead, process: subprocess.Popen[bytes], log: Path) -> None:
     """Returns when the dashboard takes jobs."""
     request = urllib.request.Request(f"{head.dashboard}/api/jobs/")
     request.add_header("Authorization", f"Bearer {head.environment['RAY_AUTH_TOKEN']}")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
             if answer.status == 200:
                 return
         time.sleep(0.2)

@@ -86,7 +86,7 @@ def start(*words: str | Path, home: Path) -> subprocess.Popen[str]:
     )
 
 
-def run(*words: str | Path, home: Path, timeout: float = 300) -> tuple[int, str, str]:
+def run(*words: str | Path, home: Path, timeout: float = 1500) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command line."""
     process = start(*words, home=home)
     try:

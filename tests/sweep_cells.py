@@ -19,7 +19,7 @@ from mlmclm.sweeps.trainable import Finetune
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -84,7 +84,7 @@ def wait_for_crew(store: Path, count: int) -> None:
     """Wait until so many processes, this one among them, have begun a cell."""
     (store / "begun").mkdir(exist_ok=True)
     (store / "begun" / str(os.getpid())).touch()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(crew(store)) < count and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -172,7 +172,7 @@ class SlowToStart(FakeWorker):
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         self._taken += 1
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         if not self._first and self._taken == 6:
             (self._store / "late").touch()
         while self._first and self._taken == 10 and not (self._store / "late").exists() and time.monotonic() < deadline:

@@ -30,12 +30,11 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FILES = sorted(file.relative_to(ROOT).as_posix() for file in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 README_LINES = 120
 PAGES = [
-    "own-task",
     "other-tools",
     "claims",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("data-file", "use-models", "own-text", "own-model", "hub-model", "given-models")
+        for name in ("own-task", "data-file", "use-models", "own-text", "own-model", "hub-model", "given-models")
     ),
 ]
 
@@ -66,7 +65,7 @@ def test_a_reader_who_does_as_the_page_says_comes_to_its_end(page: str, tmp_path
         **({"MLMCLM_DATA": "datasets"} if page in ("hub-model", "given-models") else {}),
     }
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550
+        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     if page == "own-task":
@@ -154,7 +153,11 @@ def _parse(command: Any, words: list[str]) -> None:
         command.make_parser(command.context_class(command)).parse_args(words)
 
 
-def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None:
+def test_the_readme_is_short_and_its_commands_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from mlmclm.cli.main import main
+
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= README_LINES
     _what_readers_have(tmp_path)
@@ -166,17 +169,11 @@ def test_the_readme_is_short_and_its_commands_can_be_run(tmp_path: Path) -> None
     ((language, _, content),) = BLOCK.findall(readme)
     commands = [line for line in content.splitlines() if line.startswith("mlmclm ")]
     assert language == "bash" and len(commands) == 3
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLMCLM_")}
+    monkeypatch.chdir(tmp_path)
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", *command.split(), "--dry-run"],
-            cwd=tmp_path,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, command + done.stdout + done.stderr
+        with pytest.raises(SystemExit) as ended:
+            main([*command.split()[1:], "--dry-run"])
+        assert not ended.value.code, (command, capfd.readouterr())
 
 
 def test_one_duration_of_the_quickstart_is_said_everywhere() -> None:

@@ -96,7 +96,7 @@ def test_a_packaged_study_is_found_where_there_is_no_checkout(wheels: list[Path]
     )
     for wheel in wheels:
         found = subprocess.run(
-            [sys.executable, "-c", code, str(wheel)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code, str(wheel)], cwd=tmp_path, capture_output=True, text=True, timeout=1500
         )
         assert found.returncode == 0, found.stderr
         assert "1m-clm-1k" in found.stdout
@@ -111,7 +111,7 @@ def test_a_new_study_is_written_and_planned_where_there_is_no_checkout(wheels: l
         "print(mlmclm.__file__, study.name, study.file.find_space().tasks)"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code, str(wheels[0])], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(wheels[0])], cwd=tmp_path, capture_output=True, text=True, timeout=1500
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(str(wheels[0])) and "mine" in found.stdout and "pydocs-kind" in found.stdout

@@ -84,10 +84,11 @@ def check_mean(found: Analysis, row: Record) -> None:
     assert sum(lead for task, lead in leads.items() if lead <= 0 or task not in at_chance) > 0
 
 
-def test_no_verdict_rests_on_constants_on_equal_scores_or_on_uncorrected_p_values() -> None:
+@pytest.mark.parametrize("studies", [20, pytest.param(80, marks=pytest.mark.slow)])
+def test_no_verdict_rests_on_constants_on_equal_scores_or_on_uncorrected_p_values(studies: int) -> None:
     draws = np.random.default_rng(7)
     clear = checked = 0
-    for _ in range(80):
+    for _ in range(studies):
         found, alike = random_study(draws)
         rows = records(found.comparisons)
         for row in rows:
@@ -118,5 +119,5 @@ def test_no_verdict_rests_on_constants_on_equal_scores_or_on_uncorrected_p_value
             assert not (row["holds"] and (constant + row["tasks_diverged"] == len(own)))
             assert row["tasks_diverged"] == sum(each["n"] == 0 for each in own)
             assert row["verdict"] != "unknown" or row["tasks_diverged"] == 0
-    assert checked > 20
-    assert clear > 5, "the simulation has clear winners too"
+    assert checked > studies / 4
+    assert clear > studies / 16, "the simulation has clear winners too"

@@ -141,9 +141,9 @@ def test_losses_and_gradients_of_pretraining(
 
 
 @pytest.mark.parametrize(
-    ("weights", "residual"), [(torch.float16, False), (torch.float32, False), (torch.float32, True)]
+    ("kind", "weights", "residual"),
+    [("llama", torch.float16, False), ("modernbert", torch.float32, False), ("llama", torch.float32, True)],
 )
-@pytest.mark.parametrize("kind", ["llama", "modernbert"])
 def test_half_precision_is_as_exact_as_torch_s(
     kind: str, weights: torch.dtype, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,9 +175,15 @@ def test_half_precision_is_as_exact_as_torch_s(
         assert (found - exact).norm() < 1.5 * (torch_s - exact).norm()
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("pending", [torch.float32, torch.float16])
-@pytest.mark.parametrize("read", ["both", "normed"])
+@pytest.mark.parametrize(
+    ("centred", "pending", "read"),
+    [
+        (False, torch.float32, "both"),
+        (False, torch.float16, "normed"),
+        (True, torch.float32, "normed"),
+        (True, torch.float16, "both"),
+    ],
+)
 def test_an_addition_and_its_norm_have_torch_s_gradients(centred: bool, pending: torch.dtype, read: str) -> None:
     generator = torch.Generator().manual_seed(0)
     one, two, weight = (torch.randn(*shape, generator=generator) for shape in ((3, 25, 40), (3, 25, 40), (40,)))

@@ -72,7 +72,7 @@ def work(package: Path, folder: Path, *chosen: str) -> list[Any]:
     """Results for each value of MLMCLM_BACKEND, from one process: it takes longer to start than to compute."""
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-P", "-c", WORK, str(folder), *chosen], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-P", "-c", WORK, str(folder), *chosen], capture_output=True, text=True, timeout=1500, check=False,
         env={**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1",
              "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
     )  # fmt: skip

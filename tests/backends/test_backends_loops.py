@@ -100,7 +100,7 @@ def test_bfloat16_is_computed_on_cpus_without_instructions_for_it(cpu: str, tmp_
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=1500, check=False,
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
 
@@ -259,7 +259,7 @@ def test_who_waits_for_a_compiling_process_is_told(kept: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = pool.submit(prepare, kept, "", lines.put)
         try:
-            assert lines.get(timeout=60) == "waiting for another process, which compiles loops for this CPU"
+            assert lines.get(timeout=1500) == "waiting for another process, which compiles loops for this CPU"
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
         done.result()

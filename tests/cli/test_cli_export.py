@@ -126,7 +126,7 @@ def test_the_latest_checkpoint_of_a_stage_that_isn_t_finished_is_exported(study:
         children = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
-        psutil.wait_procs(children, timeout=30)
+        psutil.wait_procs(children, timeout=1500)
     words = (
         "export",
         long,

@@ -90,7 +90,7 @@ def run(hub: Hub, folder: Path, *words: str | Path, offline: bool = False) -> st
         "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=400, check=False, cwd=folder / "nothing"
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=1500, check=False, cwd=folder / "nothing"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -28,7 +28,7 @@ from small_hub import Hub, commit
 
 Run = Callable[..., tuple[int, str, str]]
 CAUSAL, MASKED = "1m-clm-30", "1m-clm-10-mlm40-30"
-STEPS = (0, 5, 10, 15, 20, 25, 30)
+STEPS = (0, 10, 20, 30)
 
 
 @pytest.fixture
@@ -133,12 +133,12 @@ def test_the_second_time_nothing_is_written_and_what_is_gone_or_damaged_is_writt
     assert export(CAUSAL, cache)["written"] == [] and listing(cache) == before
     assert {path.name for path in cache.iterdir()} == {repository.name, f"{repository.name}-encoder"}
     # As if the first export had been interrupted.
-    commits = {tag: (repository / "refs" / tag).read_text() for tag in ("step5", "step20", "main", "step30")}
+    commits = {tag: (repository / "refs" / tag).read_text() for tag in ("step10", "step20", "main", "step30")}
     assert commits["main"] == commits["step30"]
-    (repository / "refs" / "step5").unlink()
+    (repository / "refs" / "step10").unlink()
     shutil.rmtree(repository / "snapshots" / commits["step20"])
     (repository / "snapshots" / commits["main"] / "model.safetensors").resolve().write_bytes(b"short")
-    assert export(CAUSAL, cache)["written"] == ["step5", "step20", "step30"]
+    assert export(CAUSAL, cache)["written"] == ["step10", "step20", "step30"]
     assert listing(cache).keys() == before.keys()
     assert {tag: (repository / "refs" / tag).read_text() for tag in commits} == commits, "a commit is its content"
     assert export(CAUSAL, cache)["written"] == []
@@ -263,7 +263,7 @@ def test_revisions_by_tokens_are_those_of_the_steps_that_reach_them(
     finished_study: Any, tmp_path: Path, export: Callable[..., Any]
 ) -> None:
     study = yaml.safe_load(finished_study.study.read_text())
-    study["recipe"] |= {"revisions_every": None, "revisions_every_tokens": 5 * 8 * 32}
+    study["recipe"] |= {"revisions_every": None, "revisions_every_tokens": 10 * 8 * 32}
     file = tmp_path / "tokens.yaml"
     file.write_text(yaml.safe_dump(study))
     made = export(CAUSAL, tmp_path / "cache", study=file)

@@ -43,7 +43,7 @@ WAYS = {
     "SIGTERM": Way(signal.SIGTERM, 1, 143),
     "closed terminal": Way(signal.SIGHUP, 1, 129),
 }
-FAST = {("study", "Ctrl-C twice"), ("follow", "Ctrl-C"), ("ui", "Ctrl-C"), ("ui", "SIGTERM")}
+FAST = {("study", "Ctrl-C twice"), ("follow", "Ctrl-C"), ("ui", "Ctrl-C")}
 """Cases of the fast suite."""
 
 
@@ -258,7 +258,7 @@ def test_a_job_that_is_stopped_leaves_no_run_marked_as_running_and_says_nothing_
 
     def call(*words: str) -> str:
         done = subprocess.run(
-            [ray, "job", *words], env=environment, capture_output=True, text=True, timeout=120, cwd=place.folder
+            [ray, "job", *words], env=environment, capture_output=True, text=True, timeout=1500, cwd=place.folder
         )
         return done.stdout + done.stderr
 

@@ -300,7 +300,7 @@ def mounted(namespaces: None) -> Callable[..., list[tuple[int, str]]]:
         given = json.dumps([[str(word) for word in words] for words in lines])
         line = ["unshare", "-rm", "bash", "-c", f'{mounts} && exec "$@"', "bash", sys.executable, "-c", COMMANDS, given]
         environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, done.stderr
         return [(code, printed) for code, printed in map(json.loads, done.stdout.splitlines())]
 

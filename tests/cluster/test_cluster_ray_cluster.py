@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +18,7 @@ import ray
 from ray._private.node import Node
 
 from mlmclm.cluster.cluster_guard import end_processes, guarded
-from mlmclm.cluster.private_cluster import START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
+from mlmclm.cluster.private_cluster import SECONDS_A_START, START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.cluster.worker_environment import runtime_environment, worker_environment
 from mlmclm.errors import EnvironmentFault, UserError
@@ -79,14 +80,14 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
         assert ray.is_initialized(), "the inner block left the session open"
         (port,) = session.folder.glob("r/session_2*/dashboard_agent_listen_port_*")
         assert int(port.read_text()) not in (-1, 52365), "a second cluster's jobs need a port of its own"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not list(session.folder.glob("t/pymp-*")):
             assert time.monotonic() < deadline, "the dashboard has no fork server, whose folder could be left"
             time.sleep(0.2)
     assert not ray.is_initialized()
     assert not private.exists() and not discovery.exists()
     assert not (Path.home() / ".ray").exists()
-    psutil.wait_procs(daemons, timeout=10)
+    psutil.wait_procs(daemons, timeout=1500)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
 
 
@@ -103,7 +104,7 @@ def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> N
     assert len(wanted) == 3
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while (alive := [process for process in wanted if is_alive(process)]) and time.monotonic() < deadline:
         time.sleep(0.2)
     for process in family:
@@ -115,7 +116,7 @@ def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> N
 def test_a_driver_killed_while_ray_starts_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.DEVNULL, env=environment)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     # The agents are the raylet's children. While they start, they don't look yet whether it is still there.
     while not any(
         word.endswith("/agent.py")
@@ -130,7 +131,7 @@ def test_a_driver_killed_while_ray_starts_leaves_no_process_and_no_folder(tmp_pa
     assert folder.is_dir() and len(family) > 3
     driver.kill()
     driver.wait()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (alive := [child for child in family if is_alive(child)]) and time.monotonic() < deadline:
         time.sleep(0.2)
     for process in alive:
@@ -270,6 +271,7 @@ def test_a_start_is_given_up_after_the_last_try_and_that_of_another_cluster_afte
 
 def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons: list[subprocess.Popen[bytes]] = []
+    over: list[threading.Thread] = []
 
     def log(arguments: dict[str, object]) -> BinaryIO:
         """A daemon is known by what it writes in the cluster's folder."""
@@ -277,13 +279,20 @@ def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch
         root.mkdir()
         return (root / "daemon.out").open("wb")
 
+    class Hung(threading.Timer):
+        def start(self) -> None:
+            """Its time is over when there is a daemon, however long that takes."""
+            assert self.interval == SECONDS_A_START
+            over.append(threading.Thread(target=self.function, args=self.args))
+
     def hang(**arguments: object) -> None:
         daemons.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=log(arguments)))
+        over[-1].start()
         daemons[-1].wait()
         failing_init()
 
     monkeypatch.setattr(ray, "init", hang)
-    monkeypatch.setattr("mlmclm.cluster.private_cluster.SECONDS_A_START", 0.2)
+    monkeypatch.setattr(threading, "Timer", Hung)
     with pytest.raises(EnvironmentFault, match="cannot be started"), ray_session(tmp_path):
         raise AssertionError("started")
     assert len(daemons) == STARTS and all(daemon.poll() is not None for daemon in daemons)

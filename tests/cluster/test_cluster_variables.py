@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import requests
 from ray._private import services
 
 from listening import is_loopback
+from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import cluster_address, ray_session
 from mlmclm.environment import NO_PROXY, OWN_HOSTS, set_library_defaults
 from mlmclm.errors import EnvironmentFault, UserError
@@ -109,7 +111,7 @@ def test_a_cluster_that_is_started_here_is_on_loopback_with_a_token_and_ends_wit
     with answering() as (proxy, asked):
         process = subprocess.Popen(
             [sys.executable, "-c", SESSION, str(tmp_path / "store"), address],
-            env=environment(**variables, **dict.fromkeys(PROXIED, proxy)),
+            env=environment(**variables, **dict.fromkeys(PROXIED, proxy), RAY_gcs_rpc_server_reconnect_timeout_s="36000"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
@@ -119,11 +121,11 @@ def test_a_cluster_that_is_started_here_is_on_loopback_with_a_token_and_ends_wit
             assert found and all(map(is_loopback, found)), found
             family = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=50)  # less than the minute for which it would hang
+            _, errors = process.communicate(timeout=1500)  # less than the time for which it would hang
         finally:
             process.kill()
     assert process.returncode == 143, errors
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=1500)
     assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
     own = [each for each in asked if re.search(r"127\.|localhost|\[::1\]", each)]
     assert own == [], "the proxy is left out for this machine"
@@ -194,7 +196,7 @@ def test_a_proxy_is_not_used_for_this_machine(
         monkeypatch.setenv(name, proxy)
         set_library_defaults()
         check_address(server)
-        assert requests.get(f"{server}/x", timeout=5).text == "OK"
+        assert requests.get(f"{server}/x", timeout=1500).text == "OK"
         assert (asked, by_proxy) == (["/health", "/x"], [])
         if known.get("no_proxy") != "*":
             assert not urllib.request.proxy_bypass_environment("elsewhere.net"), "for others it is"
@@ -208,69 +210,63 @@ def test_without_a_proxy_no_variable_is_added(monkeypatch: pytest.MonkeyPatch) -
     assert not set(NO_PROXY) & os.environ.keys()
 
 
-def synced(finished: Any, store: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What `mlmclm tracking sync` of a finished study says under these variables."""
-    words = (
-        "tracking",
-        "sync",
-        str(finished.study),
-        "--store",
-        str(store),
-        "--data",
-        str(finished.study.parent / "data"),
-    )
-    return subprocess.run(
-        [sys.executable, "-m", "mlmclm", *words],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def sync(finished: Any, store: Path) -> list[str]:
+    """The words of `mlmclm tracking sync` of a finished study."""
+    places = ("--store", store, "--data", finished.study.parent / "data")
+    return ["tracking", "sync", *map(str, (finished.study, *places))]
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://nobody.invalid:5000", "nonsense"])
 def test_an_mlflow_server_that_does_not_answer_is_named_with_its_variable(
-    finished_study: Any, tmp_path: Path, address: str
+    finished_study: Any,
+    tmp_path: Path,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     store = tmp_path / "store"
     store.symlink_to(finished_study.store)
-    done = synced(finished_study, store, MLFLOW_TRACKING_URI=address)
-    assert done.returncode in (1, 2), done.stderr
-    assert "MLFLOW_TRACKING_URI: " in done.stderr and address in done.stderr
-    assert "Unset MLFLOW_TRACKING_URI to write to the store." in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with pytest.raises(SystemExit) as ended:
+        main(sync(finished_study, store))
+    errors = capfd.readouterr().err
+    assert ended.value.code in (1, 2), errors
+    assert "MLFLOW_TRACKING_URI: " in errors and address in errors
+    assert "Unset MLFLOW_TRACKING_URI to write to the store." in errors and "Traceback" not in errors
 
 
 def test_mlflow_s_other_variables_change_nothing(finished_study: Any, tmp_path: Path) -> None:
-    import shutil
-
     store = tmp_path / "store"
     shutil.copytree(finished_study.store, store, symlinks=True)
     shutil.rmtree(store / "mlflow")
     with answering() as (proxy, asked):
-        done = synced(
-            finished_study, store, MLFLOW_RUN_ID="0" * 32, MLFLOW_EXPERIMENT_ID="7", MLFLOW_EXPERIMENT_NAME="other",
-            MLFLOW_TRACKING_TOKEN="t", MLFLOW_REGISTRY_URI=proxy, HF_ENDPOINT=proxy, HF_TOKEN="hf_t",
-            **dict.fromkeys(PROXIED, proxy),
+        variables = environment(
+            MLFLOW_RUN_ID="0" * 32, MLFLOW_EXPERIMENT_ID="7", MLFLOW_EXPERIMENT_NAME="other", MLFLOW_TRACKING_TOKEN="t",
+            MLFLOW_REGISTRY_URI=proxy, HF_ENDPOINT=proxy, HF_TOKEN="hf_t", **dict.fromkeys(PROXIED, proxy),
         )  # fmt: skip
+        words = [sys.executable, "-m", "mlmclm", *sync(finished_study, store)]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=1500)
     assert (done.returncode, asked) == (0, []), done.stderr
     assert {run.info.status for run in runs(store, experiment="small")} == {"FINISHED"}
     assert {each.name for each in client(store).search_experiments()} == {"Default", "small"}
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1"}, "127.0.0.1:1"),
-        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
-    ],
-)
-def test_a_hub_that_cannot_be_asked_is_named(tmp_path: Path, variables: dict[str, str], words: str) -> None:
-    line = ("sweep", "--model", "nobody/nothing", "--task", "sst2", "--space", "glue", "--store", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-m", "mlmclm", *line], env=environment(**variables, HF_HOME=str(tmp_path / "hf")),
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode in (1, 2) and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+HUB = ["sweep", "--model", "nobody/nothing", "--task", "sst2", "--space", "glue", "--store"]
+
+
+def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    variables = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "hf")}
+    words = [sys.executable, "-m", "mlmclm", *HUB, str(tmp_path)]
+    done = subprocess.run(words, env=environment(**variables), capture_output=True, text=True, timeout=1500)
+    assert done.returncode in (1, 2) and "127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_variable_that_forbids_to_ask_the_hub_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:  # as conftest.py has set it
+        main([*HUB, str(tmp_path)])
+    errors = capfd.readouterr().err
+    assert ended.value.code in (1, 2) and "HF_HUB_OFFLINE" in errors and "Traceback" not in errors, errors
 
 
 AFTERWARDS = """
@@ -290,5 +286,5 @@ main(["afterwards"])
 
 def test_a_call_of_ray_outside_a_session_starts_no_cluster() -> None:
     """Threads may call Ray while a session ends. Ray would then start a cluster of its own, which nobody guards."""
-    found = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=1500)
     assert found.stdout.strip().splitlines()[-1:] == ["RaySystemError False"], found.stdout + found.stderr

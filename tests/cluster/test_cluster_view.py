@@ -56,7 +56,7 @@ def scaled_up(raylets: Raylets, said: Callable[[], bool], **resources: int) -> I
     added: list[Any] = []
 
     def add() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not said():
             time.sleep(0.1)
         added.append(raylets.add_node(wait=False, **resources))

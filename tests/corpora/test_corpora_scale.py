@@ -64,7 +64,7 @@ def test_parameters_are_those_of_the_model_as_it_is_trained(size: str) -> None:
     assert sum(alone) == 12 * trained(size, len(tokenizer))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_state_takes_the_counted_bytes_and_requests(
     disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
@@ -136,7 +136,7 @@ def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: Dist
     assert moved.bytes == taken * 2 + sum(path.stat().st_size for path in sums) and touched == len(sums) > 1
 
 
-@pytest.mark.parametrize("length", [10, 24])
+@pytest.mark.parametrize("length", [10, pytest.param(24, marks=pytest.mark.slow)])
 def test_chunks_take_the_counted_bytes_and_requests(
     lines: Path, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:

@@ -81,7 +81,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         discovery = root.parent.with_suffix(".json")
         wanted = queried() - only_with_a_gpu()
         series: dict[str, set[str]] = {}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not wanted <= series.keys():
             time.sleep(0.5)
             if discovery.exists():
@@ -129,7 +129,7 @@ def scrape(targets: list[str]) -> dict[str, set[str]]:
     series: dict[str, set[str]] = {}
     for target in targets:
         try:
-            with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{target}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
         except OSError:
             continue  # not up yet

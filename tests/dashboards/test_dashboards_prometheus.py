@@ -38,7 +38,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., str]]:
     def call(*words: str | Path, **more: str) -> str:
         program = Path(sys.executable).with_name(str(words[0]))
         done = subprocess.run(
-            [program, *words[1:]], cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=500
+            [program, *words[1:]], cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=1500
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

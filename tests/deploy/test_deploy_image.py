@@ -21,7 +21,7 @@ Engine = Callable[..., subprocess.CompletedProcess[str]]
 def engine() -> Engine:
     for program in filter(None, map(shutil.which, ("docker", "podman"))):
         if subprocess.run([program, "image", "inspect", IMAGE], capture_output=True).returncode == 0:
-            return lambda *words: subprocess.run([program, *words], capture_output=True, text=True, timeout=600)
+            return lambda *words: subprocess.run([program, *words], capture_output=True, text=True, timeout=1500)
     pytest.skip(f"needs Docker or Podman with the image: docker build -f deploy/cpu.Dockerfile -t {IMAGE} .")
 
 

@@ -55,7 +55,6 @@ def study_like(finished_study: Any, folder: Path, *models: str, more_rates: Sequ
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmCluster, finished_study: Any) -> None:
     path = study_like(finished_study, cluster.folder, "1m-untrained", "1m-clm-30")
     words = ("--nodes=1", "--cpus-per-task=2", SCRIPT)
@@ -71,7 +70,6 @@ def test_a_study_has_the_same_results_on_a_node_as_without_slurm(cluster: SlurmC
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_a_sweep_goes_on_with_the_first_node_when_ray_is_lost_on_the_other(
     cluster: SlurmCluster, finished_study: Any
 ) -> None:
@@ -109,7 +107,6 @@ def test_a_node_whose_folder_is_another_user_s_ends_the_job_and_loses_nothing(cl
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_preempted_or_cancelled_job_goes_on_and_leaves_nothing_on_its_nodes(cluster: SlurmCluster) -> None:
     """The recipe has two workers, and each node holds one."""
     path = write_study(cluster.folder, models=["1m-untrained", "1m-clm-30"])

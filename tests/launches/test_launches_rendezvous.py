@@ -21,7 +21,7 @@ from mlmclm.launches.rendezvous import ClosedTorchConfig, _join, _listen
 rank, address = int(sys.argv[1]), sys.argv[2]
 port = _listen(address) if rank == 0 else int(sys.argv[3])
 print(port, flush=True)
-_join(ClosedTorchConfig(backend="gloo", timeout_s=60), (address, port), [address] * 2, rank)
+_join(ClosedTorchConfig(backend="gloo", timeout_s=300), (address, port), [address] * 2, rank)
 total = torch.ones(1)
 distributed.all_reduce(total)
 listening = {c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
@@ -53,7 +53,7 @@ def test_a_group_of_several_machines_listens_on_the_clusters_address_only(tmp_pa
     assert first.stdout is not None
     second = start(1, first.stdout.readline().strip())
     try:
-        said = [worker.communicate(timeout=120)[0].split() for worker in (second, first)]
+        said = [worker.communicate(timeout=1500)[0].split() for worker in (second, first)]
     finally:
         for worker in (first, second):
             worker.kill()

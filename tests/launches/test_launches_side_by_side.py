@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -19,36 +18,45 @@ NAMES = ("1m-clm-100", "1m-clm-50-mlm40-100", "1m-clm-25-mlm40-100", "1m-mlm40-1
 
 
 class Store:
-    """Stands in for training: a stage takes a moment, and leaves its states behind one after the other."""
+    """Stands in for training: a stage leaves its states behind one after the other.
 
-    def __init__(self, seconds: float = 0.02, failing: str = "") -> None:
+    Args:
+        failing: the title of a stage that fails.
+        together: stages wait until so many run, and one with several states for one that starts from the first.
+    """
+
+    def __init__(self, *, failing: str = "", together: int = 0) -> None:
         self.there: set[State] = set()
         self.runs: list[Stage] = []
         self.running = self.most = 0
         self.early: list[Stage] = []
         self.finished: set[Stage] = set()
-        self.seconds, self.failing = seconds, failing
-        self.lock = threading.Lock()
+        self.failing, self.together = failing, together
+        self.change = threading.Condition()
 
     def ready(self, stage: Stage) -> bool:
         return not stage.start.segments or stage.start in self.there
 
     def run(self, stage: Stage) -> None:
-        with self.lock:
+        with self.change:
             assert self.ready(stage), "started before its state was there"
             self.runs.append(stage)
             self.running += 1
             self.most = max(self.most, self.running)
             if stage.start.segments and not any(stage.start in other.states for other in self.finished):
                 self.early.append(stage)
+            self.change.notify_all()
+            assert self.change.wait_for(lambda: self.most >= self.together, 300), "so many have room"
         try:
             for state in stage.states:
-                time.sleep(self.seconds)
+                with self.change:
+                    due = self.together and state is not stage.states[0]
+                    assert not due or self.change.wait_for(lambda: self.early, 300), "one starts from the first state"
                 if stage.title == self.failing:
                     raise UserError("diverged")
                 self.there.add(state)
         finally:
-            with self.lock:
+            with self.change:
                 self.finished.add(stage)
                 self.running -= 1
 
@@ -59,15 +67,14 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize("places", [1, 2, 10])
 def test_every_stage_runs_once_and_no_more_at_once_than_there_is_room_for(places: int) -> None:
-    stages, store = plan().stages, Store()
+    stages, store = plan().stages, Store(together=2 if places > 1 else 0)
     run_stages(stages, run=store.run, ready=store.ready, at_once=lambda _: places, seconds_between_looks=0.005)
     assert sorted(store.runs, key=stages.index) == list(stages)
-    assert store.most == (1 if places == 1 else min(places, store.most))
-    assert store.most > 1 or places == 1
+    assert (store.most == 1) == (places == 1) and store.most <= places
 
 
 def test_a_stage_starts_from_a_state_on_another_s_way_before_that_one_ends() -> None:
-    store = Store(seconds=0.1)
+    store = Store(together=2)
     run_stages(plan().stages, run=store.run, ready=store.ready, at_once=lambda _: 10, seconds_between_looks=0.005)
     assert "1m mlm40 25-100" in [stage.title for stage in store.early]
 

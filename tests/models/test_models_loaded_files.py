@@ -248,7 +248,9 @@ def test_every_file_that_is_opened_while_loading_is_covered_by_the_hash(tmp_path
         folder = tmp_path / form.__name__ / form.__name__
         form(save_small_model(folder))
         folders.append(folder)
-    run = subprocess.run([sys.executable, "-c", WATCH, *map(str, folders)], capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, "-c", WATCH, *map(str, folders)], capture_output=True, text=True, timeout=1500
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     opened = json.loads(run.stdout.splitlines()[-1])
     assert opened.keys() == {form.__name__ for form in FORMS}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = '''
+HEAD = """
 import json, os, sys
 import torch, torch.distributed as distributed
 cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -22,21 +22,25 @@ distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=
 from mlmclm.launches.worker_entry import not_found
 with not_found("mlflow"):  # as in a stage's worker
     import deepspeed
+from pathlib import Path
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import PretrainingModel, build, hollow
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
+from mlmclm.pretraining import checkpoints
 from mlmclm.pretraining.checkpoints import TrainingState, fresh, read_tensors, write_tensors
 from mlmclm.backends.cpu.host import Host
 from mlmclm.pretraining.engine import Engine
 from mlmclm.pretraining.partitioning import SharedCopy, partitioning_of
 from mlmclm.plans.recipe import Recipe
-from pathlib import Path
 
 eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
     tie_word_embeddings=False)
+"""
+"""What the scripts of `run` begin with."""
+SCRIPT = HEAD + '''
 modernbert = ModernBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
     max_position_embeddings=32, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 # An odd number of parameters, of which DeepSpeed's buckets must not have one.
@@ -146,7 +150,8 @@ for case in cases:
 
 
 STAGES = (0, 1, 2, 3)
-TIED = ("modernbert", "bert")
+TIED = (("modernbert", 3), ("bert", 0), ("bert", 1))
+"""Kinds of models with tied matrices, each under a stage of ZeRO."""
 WEIGHTED = {"loss_weights": {"clm": 7.0, "mlm": 0.02}, "adam_eps": 1e-2, "clip": 0.025}
 """A weight that shows: gradients of about 0.025 are clipped, and eps is not small beside them."""
 ISOLATED = {"isolate_documents": True}
@@ -171,7 +176,7 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]], script: str = SCR
     ]  # fmt: skip
     try:
         # All outputs: where one process fails, the others often only say that it is gone.
-        outputs = [process.communicate(timeout=500)[0][-3000:] for process in processes]
+        outputs = [process.communicate(timeout=1500)[0][-3000:] for process in processes]
         assert not any(process.returncode for process in processes), "\n".join(outputs)
     finally:
         for process in processes:
@@ -222,13 +227,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *(case(f"{kind}-hollow", zero=3, micro=2, hollow=True) for kind in ("two-zero3", "modernbert-zero3")),
             case("two-zero3-resumed-hollow", zero=3, micro=2, start="two-zero3-three", hollow=True),
             case("two-zero2-resumed-hollow", zero=2, micro=2, start="two-zero2-three", hollow=True),
-            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in STAGES),
-            *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (1, 2, 3)),
-            *(case(f"{kind}-zero{zero}", zero=zero, micro=2, kept=True) for kind in TIED for zero in (0, 1, 3)),
+            *(case(f"two-zero{zero}-own", zero=zero, micro=2, given=False) for zero in (0, 3)),
+            *(case(f"two-zero{zero}-buckets", zero=zero, micro=2, deepspeed=BUCKETS) for zero in (2, 3)),
+            *(case(f"{kind}-zero{zero}", zero=zero, micro=2, kept=True) for kind, zero in TIED),
             *(
                 case(f"{kind}-zero{zero}-resumed", zero=zero, micro=2, start=f"{kind}-zero{zero}-three")
-                for kind in TIED
-                for zero in (0, 1, 3)
+                for kind, zero in TIED
             ),
             case("two-zero3-offloaded", zero=3, deepspeed=OFFLOADED),
             case("two-again", again=True),
@@ -236,7 +240,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case("two-weighted", micro=2, zero=2, recipe=WEIGHTED),
             *(case(f"two-isolated-zero{zero}", zero=zero, micro=2, recipe=ISOLATED) for zero in (0, 3)),
             case("two-isolated-modernbert", zero=3, micro=2, again=True, recipe=ISOLATED),
-            *(case(f"two-unlabelled-zero{zero}", zero=zero, micro=2, unlabelled=EMPTY) for zero in STAGES),
+            *(case(f"two-unlabelled-zero{zero}", zero=zero, micro=2, unlabelled=EMPTY) for zero in (1, 3)),
             case("two-unlabelled", micro=2, unlabelled=EMPTY),
             case("two-unlabelled-modernbert", zero=3, micro=2, unlabelled=EMPTY, recipe=ISOLATED),
         ],
@@ -279,9 +283,8 @@ def test_a_run_taken_up_from_a_state_is_bit_equal_to_the_undisturbed_one(runs: P
     assert _difference(runs, f"two-zero{zero}", f"two-zero{zero}-resumed") == 0
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
-@pytest.mark.parametrize("kind", TIED)
-def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_taken_up_bit_equal(
+@pytest.mark.parametrize(("kind", "zero"), TIED)
+def test_a_model_with_tied_matrices_trains_alike_under_a_zero_stage_and_is_taken_up_bit_equal(
     runs: Path, kind: str, zero: int
 ) -> None:
     expected, found = losses(runs, f"one-{kind}"), losses(runs, f"{kind}-zero{zero}")
@@ -298,8 +301,8 @@ def test_a_model_with_tied_matrices_trains_alike_under_every_zero_stage_and_is_t
         ("modernbert-zero3-hollow", "modernbert-zero3"),
         ("two-zero3-resumed-hollow", "two-zero3"),
         ("two-zero2-resumed-hollow", "two-zero2"),
-        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in STAGES),
-        *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (1, 2, 3)),
+        *((f"two-zero{zero}-own", f"two-zero{zero}") for zero in (0, 3)),
+        *((f"two-zero{zero}-buckets", f"two-zero{zero}") for zero in (2, 3)),
         ("two-zero1-common", "two-zero0"),
     ],
 )
@@ -420,7 +423,7 @@ def test_the_steps_equal_torch_s_own_adamw_on_the_weighted_mean_loss_over_the_wh
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *((f"two-unlabelled-zero{zero}", "one-unlabelled") for zero in STAGES),
+        *((f"two-unlabelled-zero{zero}", "one-unlabelled") for zero in (1, 3)),
         ("two-unlabelled", "one-unlabelled"),
         ("two-unlabelled-modernbert", "one-isolated-modernbert"),
         ("one-unlabelled-modernbert", "one-modernbert"),

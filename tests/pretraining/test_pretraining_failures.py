@@ -29,7 +29,6 @@ from mlmclm.studies.pretrain_models import pretrain
 from mlmclm.studies.study_file import load_study
 
 
-@pytest.mark.timeout(1200)  # with the study that the session's tests share, 600 s were too few on a busy machine
 def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
     session: None, finished_study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,8 +46,8 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
         [(row["step"], row["loss"]) for row in states.curve(store, key) if "loss" in row]
         for store in (tmp_path, finished_study.store)
     )
-    # Both kept every fifth step. There it is a model's state at step 10, here no model ends at it.
-    for step in (0, 5, 10, 15, 20, 25):
+    # Both kept every tenth step. There it is a model's state at step 10, here no model ends at it.
+    for step in (0, 10, 20):
         key = disturbed.plan.targets[0].at(step).key(disturbed.fingerprint)
         folders = [states.weights_folder(store, key) for store in (tmp_path, finished_study.store)]
         assert folders[0] == states.StoredRevision(tmp_path, key).folder, "no model ends here"
@@ -57,7 +56,7 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
         assert found.keys() == kept and all(torch.equal(found[name], expected[name]) for name in kept), step
         if step != 10:
             assert (folders[0] / "state.safetensors").read_bytes() == (folders[1] / "state.safetensors").read_bytes()
-    assert len(list((tmp_path / "revisions").iterdir())) == 6
+    assert len(list((tmp_path / "revisions").iterdir())) == 3
     assert losses == undisturbed and [step for step, _ in losses] == list(range(1, 31)), "each step's loss once"
 
 
@@ -77,7 +76,7 @@ def test_a_stage_whose_worker_is_killed_while_it_writes_a_part_goes_on_and_ends_
     whole = load_file(expected / "state.safetensors")
     assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in found)
     assert {states.read_metrics(each / "metrics.jsonl")[-1]["step"] for each in (folder, expected)} == {30}
-    for step in (0, 5, 15, 20, 25):
+    for step in (0, 20):
         key = disturbed.plan.targets[0].at(step).key(disturbed.fingerprint)
         pair = [states.StoredRevision(store, key).folder for store in (tmp_path, finished_study.store)]
         one, other = (read_tensors(each).weights for each in pair)

@@ -55,7 +55,7 @@ class Training:
             with whole_folder(states.state_folder(job.store, key)) as made:
                 write_checksums(made)
             self.begun.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(300)
         self.running[folder] -= 1
 
 
@@ -63,7 +63,7 @@ def together(store: Path, training: Training, stages: Sequence[Stage], said: pyt
     """Runs each stage as a study of its own would, the first one ahead; what was said meanwhile."""
     threads = [threading.Thread(target=lambda stage=stage: run_stage(stage, store=store, **GIVEN)) for stage in stages]
     threads[0].start()
-    assert training.begun.wait(30)
+    assert training.begun.wait(300)
     for thread in threads[1:]:
         thread.start()
     lines = ""
@@ -72,7 +72,7 @@ def together(store: Path, training: Training, stages: Sequence[Stage], said: pyt
         time.sleep(0.01)
     training.go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return lines
 
 
@@ -104,7 +104,7 @@ def test_two_stages_that_part_train_their_trunk_once_and_go_on_side_by_side(
     assert shared == near.states[0]
     one = threading.Thread(target=lambda: run_stage(far, store=tmp_path, **GIVEN))
     one.start()
-    assert training.begun.wait(30)  # the state at 40 is there, and the first study goes on to 80
+    assert training.begun.wait(300)  # the state at 40 is there, and the first study goes on to 80
     assert states.exists(tmp_path, shared.key(PRINT))
     other = threading.Thread(target=lambda: run_stage(near, store=tmp_path, **GIVEN))
     other.start()
@@ -112,8 +112,8 @@ def test_two_stages_that_part_train_their_trunk_once_and_go_on_side_by_side(
         assert other.is_alive() or training.steps["clm", 60] == 2
         time.sleep(0.01)
     training.go_on.set()
-    one.join(60)
-    other.join(60)
+    one.join(300)
+    other.join(300)
     assert [training.steps["clm", step] for step in (1, 40, 41, 60, 61, 80)] == [1, 1, 2, 2, 1, 1]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_pretraining_engine import run
+from test_pretraining_engine import HEAD, run
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.pretraining import checkpoints, states
@@ -26,30 +26,8 @@ from state_writers import write_by_threads
 
 LIMIT = 40_000
 
-SCRIPT = '''
-import dataclasses, json, os, sys
-import torch, torch.distributed as distributed
-cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-torch.set_num_threads(1)
-os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
-distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous-{world}")
-from mlmclm.launches.worker_entry import not_found
-with not_found("mlflow"):  # as in a stage's worker
-    import deepspeed
-from pathlib import Path
-from transformers import EuroBertConfig
-from mlmclm.backends.cpu.host import Host
-from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build
-from mlmclm.objectives.mlm import Masked
-from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining import checkpoints
-from mlmclm.pretraining.engine import Engine
-from mlmclm.pretraining.partitioning import partitioning_of
-
-config = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
-    tie_word_embeddings=False)
+SCRIPT = HEAD + '''
+import dataclasses
 generator = torch.Generator().manual_seed(0)
 
 def keep(name, state):
@@ -67,7 +45,7 @@ def keep(name, state):
 
 for case in cases:
     recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, zero_stage=case["zero"], precision="fp32"))
-    model = build(config, 0)
+    model = build(eurobert, 0)
     if case.get("start"):
         start = checkpoints.read_tensors(Path(folder) / case["start"])
     else:

@@ -32,7 +32,6 @@ def prepared(study_path: Path, store: Path, *names: str) -> PreparedStudy:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_a_suite_s_models_have_the_bits_that_each_has_alone_after_fewer_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ def test_a_study_runs_as_a_ray_job_streams_its_log_and_is_named_in_the_dashboard
     study = write_study(tmp_path, models=["1m-untrained", "1m-clm-30"])
     store = tmp_path / "store"
     command = ("study", str(study), "--store", str(store), "--data", str(tmp_path / "data"))
-    done = submit(ray_head, "small-study", sys.executable, "-m", "mlmclm", *command, folder=tmp_path, timeout=400)
+    done = submit(ray_head, "small-study", sys.executable, "-m", "mlmclm", *command, folder=tmp_path, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("pretraining 1/1: 1m clm 0-30", "fine-tuning", "report:"):
         assert line in done.stdout, "the log streams to whoever submitted the job"

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ray_head import RayHead
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, os, sys
@@ -24,7 +28,7 @@ with ray_session(Path(sys.argv[1])) as session:
 
 
 def submit(
-    head: RayHead, name: str, *entrypoint: str, folder: Path, timeout: float = 120
+    head: RayHead, name: str, *entrypoint: str, folder: Path, timeout: float = 1500
 ) -> subprocess.CompletedProcess[str]:
     """Submits a job by the command line and waits for its end, with its log in `stdout`."""
     ray = str(Path(sys.executable).with_name("ray"))

@@ -45,7 +45,7 @@ def served(link: str) -> str:
     (number,) = (each.experiment_id for each in client.search_experiments() if each.name == "study")
     (run,) = client.search_runs([number])
     with urllib.request.urlopen(
-        f"{base}/get-artifact?path=report.txt&run_uuid={run.info.run_id}", timeout=20
+        f"{base}/get-artifact?path=report.txt&run_uuid={run.info.run_id}", timeout=1500
     ) as answer:
         return str(answer.read().decode())
 
@@ -67,7 +67,7 @@ def test_the_server_shows_the_runs_and_files_of_a_copied_store_and_ends_with_the
         assert parts.hostname == "127.0.0.1"
         base = f"{parts.scheme}://{parts.netloc}"
         check_address(base)
-        with urllib.request.urlopen(f"{base}/api/2.0/mlflow/experiments/search?max_results=10", timeout=20) as answer:
+        with urllib.request.urlopen(f"{base}/api/2.0/mlflow/experiments/search?max_results=10", timeout=1500) as answer:
             numbers = {item["name"]: item["experiment_id"] for item in json.load(answer)["experiments"]}
         page = f"/experiments/{numbers['study']}/runs?{MODEL_TRAINING}&viewStateShareKey={VIEW}"
         assert parts.fragment == page, "without that query a fresh browser shows MLflow's page for generative AI"

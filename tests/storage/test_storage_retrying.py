@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +13,23 @@ from mlmclm.storage import retrying
 from mlmclm.storage.retrying import Availability, NoAnswer, RetryPolicy
 
 SHORT = RetryPolicy(seconds=30.0, first=0.001, most=0.01, silent=0.0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of requests, which goes on while they wait and a hundredth of a second at each look."""
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    def monotonic() -> float:
+        sleep(0.01)
+        return clock.now
+
+    clock.sleep, clock.monotonic = sleep, monotonic
+    monkeypatch.setattr(retrying, "time", clock)
+    return clock
 
 
 def failing(times: int, error: Exception | None = None) -> Callable[[], str]:
@@ -61,9 +78,8 @@ def test_retrying_ends_with_the_reason_and_the_time() -> None:
 
 
 def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_answered(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 60.0)  # a busy machine may stop this process for long
     storage = Availability("s3://bucket", RetryPolicy(seconds=0.2, first=0.001, most=0.01, silent=0.05))
     notices = []
 
@@ -81,14 +97,16 @@ def test_a_request_that_is_never_answered_ends_and_is_said_although_others_are_a
     assert "answers again, after 0 s" in capsys.readouterr().err and not storage.notice
 
 
-def test_all_the_time_is_lost_in_which_a_request_waits_although_others_are_answered() -> None:
+def test_all_the_time_is_lost_in_which_a_request_waits_although_others_are_answered(
+    clock: SimpleNamespace,
+) -> None:
     storage, seen = Availability("s3://bucket", SHORT), list[float]()
 
     def write() -> str:
-        began = time.monotonic()
+        began = clock.monotonic()
         assert storage.keep_asking(failing(0)) == "answer"
         before = storage.lost
-        time.sleep(0.01)
+        clock.sleep(0.01)
         if seen:
             assert storage.lost - before >= 0.01
         seen.append(began)
@@ -100,13 +118,13 @@ def test_all_the_time_is_lost_in_which_a_request_waits_although_others_are_answe
     assert storage.lost >= seen[2] - seen[0] and storage.lost == storage.lost
 
 
-def test_a_hurried_request_is_made_once_and_shows_the_outage_to_others() -> None:
+def test_a_hurried_request_is_made_once_and_shows_the_outage_to_others(clock: SimpleNamespace) -> None:
     storage = Availability("s3://bucket", SHORT)
     with pytest.raises(NoAnswer, match=r"^out$"):
         storage.keep_asking(failing(1), waits=0)
     assert storage.notice
     before = storage.lost
-    time.sleep(0.01)
+    clock.sleep(0.01)
     assert storage.lost > before
     storage.keep_asking(failing(0))
     assert storage.lost == storage.lost and not storage.notice
@@ -122,21 +140,25 @@ def test_any_other_error_is_an_answer(error: Exception) -> None:
     assert not storage.notice
 
 
-def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_failure_is_not_part_of_an_outage_that_begins_now(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 0.0)
     storage = Availability("s3://bucket", RetryPolicy(seconds=0.05, first=0.001))
     with pytest.raises(NoAnswer):
         storage.keep_asking(failing(1), waits=0)
-    time.sleep(0.1)
+    clock.sleep(0.1)
     assert storage.keep_asking(failing(1)) == "answer"
 
 
-def test_the_lost_time_never_shrinks_though_an_old_failure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lost_time_never_shrinks_though_an_old_failure_is_forgotten(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retrying, "SECONDS_UNTIL_FORGOTTEN", 0.0)
     storage, lost = Availability("s3://bucket", SHORT), [0.0]
     for failures in (1, 1, 1, 0):
         with suppress(NoAnswer):
             storage.keep_asking(failing(failures), waits=0)
-        time.sleep(0.02)
+        clock.sleep(0.02)
         lost.append(storage.lost)
     assert lost == sorted(lost)

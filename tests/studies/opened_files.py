@@ -1,6 +1,6 @@
 """A process that runs a stage or a cell, writes which files it opened, and runs it again with each of them changed.
 
-    python opened_files.py KIND FOLDER
+    python opened_files.py FOLDER KIND...
 
 Python's audit hook sees what Python opens. The libraries in Rust and C++ (safetensors, tokenizers, Arrow) don't ask Python:
 what they open of the folder is seen by inotify.
@@ -140,7 +140,8 @@ def stage(folder: Path, *, number: int) -> Run:
     made = prepare(load_study(path), Place(folder / "store", folder / "data"))
     store, corpus = made.place.store, made.corpus
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")  # DeepSpeed reads them
-    distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
 
     def train(stage: Any) -> str:
         (folder / "run").mkdir()
@@ -171,9 +172,8 @@ KINDS: dict[str, Callable[[Path], Run]] = {
 }
 
 
-def main() -> None:
+def look(kind: str, root: Path) -> None:
     """Print what was opened, and for each file of the folder what running with another byte in it came to."""
-    kind, root = sys.argv[1], Path(sys.argv[2]).resolve()
     run = KINDS[kind](root)
     there = {os.path.realpath(path) for path in root.rglob("*") if path.is_file()}
     kept = shutil.copytree(root, root.with_name(f"{root.name}-kept"), symlinks=True)
@@ -197,4 +197,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for number, each in enumerate(sys.argv[2:]):
+        look(each, Path(sys.argv[1]).resolve() / str(number))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,23 @@ from mlmclm.sweeps.manifest import listed
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
-from mlmclm.tracking.database import sqlite_address
+from mlmclm.tracking.database import make_usable, sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
 from mlmclm.tracking.views import group_record, stage_record
 from small_mlflow import client, names, runs
 from small_results import make_result
 from sweep_cells import make_cells
 
-DRIVER = """
+LIMITS = "LIMIT_AFTER_ERROR = follower_process.LIMIT_IF_TERMINATED = follower_process.SECONDS_TO_END"
+PATIENT = f"""
+from mlmclm.studies import follower_process
+follower_process.{LIMITS} = 300.0
+follower_process.PROGRAM = follower_process.PROGRAM.replace(
+    "main()", "from mlmclm.studies import follower_process; follower_process.{LIMITS} = 300.0; main()"
+)
+"""
+"""A slow machine writes in five minutes what others write in the seconds that a process has at its end."""
+DRIVER = f"""{PATIENT}
 import sys, time
 from pathlib import Path
 from mlmclm.studies.follower import TrackedStudy
@@ -51,7 +61,7 @@ with FollowerProcess(TrackedStudy(Path(sys.argv[1]), "study", cells=tuple(listed
     time.sleep(300)
 """
 """A study's process that is killed."""
-STOPPED = """
+STOPPED = f"""{PATIENT}
 import sys, time
 from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
@@ -76,6 +86,13 @@ RECORDS = (RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c
 @pytest.fixture
 def store(mlflow_store: Path) -> Path:
     return mlflow_store
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LIMIT_AFTER_ERROR", "LIMIT_IF_TERMINATED", "SECONDS_TO_END", "PROGRAM"):
+        monkeypatch.setattr(follower_process, name, getattr(follower_process, name))
+    exec(PATIENT)
 
 
 def filed(store: Path, cells: Sequence[Cell]) -> None:
@@ -115,9 +132,8 @@ def keys(store: Path, address: str | None = None) -> list[str]:
 
 def elsewhere(store: Path) -> str:
     """The address of another database. It is there, because two processes must not make one at once."""
-    address = sqlite_address(store / "other.db")
-    runs(store, address)
-    return address
+    make_usable(store / "other.db", own=False)
+    return sqlite_address(store / "other.db")
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> str:
@@ -386,16 +402,16 @@ def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
 
 
 def test_a_study_that_fails_does_not_wait_for_mlflow(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.studies.follower_process.LIMIT_AFTER_ERROR", 0.1)
+    monkeypatch.setattr(follower_process, "LIMIT_AFTER_ERROR", 0.1)
+    monkeypatch.setattr(follower_process, "SECONDS_TO_END", 0.1)
     with pytest.raises(KeyError), process(store) as made:
         made._process.send_signal(signal.SIGSTOP)
         raise KeyError
     assert made._process.returncode == -signal.SIGKILL
 
 
-@pytest.fixture(params=["in the store", "elsewhere"])
-def address(request: pytest.FixtureRequest, store: Path) -> str:
-    return default_address(store) if request.param == "in the store" else elsewhere(store)
+def address_of(store: Path, place: str) -> str:
+    return default_address(store) if place == "in the store" else elsewhere(store)
 
 
 ANNOUNCED = tuple(replace(record, status="RUNNING") for record in RECORDS)
@@ -406,10 +422,13 @@ def statuses(store: Path, address: str) -> dict[str, str]:
     return {run.info.run_name: run.info.status for run in runs(store, address)}
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (KeyError, "FAILED")])
+@pytest.mark.parametrize(
+    ("place", "error", "status"), [("in the store", KeyboardInterrupt, "KILLED"), ("elsewhere", KeyError, "FAILED")]
+)
 def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_them(
-    store: Path, address: str, error: type[BaseException], status: str, capfd: pytest.CaptureFixture[str]
+    store: Path, place: str, error: type[BaseException], status: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    address = address_of(store, place)
     with pytest.raises(error), process(store, address=address) as made:
         made.tell(records=(ANNOUNCED[0], DONE))
         while "done" not in statuses(store, address):
@@ -429,8 +448,11 @@ def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_the
     assert set(statuses(store, address).values()) == {"FINISHED"}
 
 
-@pytest.mark.parametrize("how", ["SIGTERM to all of a job", "SIGKILL to the driver"])
-def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, address: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "how"), [("elsewhere", "SIGTERM to all of a job"), ("in the store", "SIGKILL to the driver")]
+)
+def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, place: str, how: str) -> None:
+    address = address_of(store, place)
     words = [sys.executable, "-c", STOPPED, str(store), address]
     driver = subprocess.Popen(
         words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}, stderr=subprocess.PIPE
@@ -449,7 +471,7 @@ def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, add
         driver.kill()
     errors = driver.stderr.read().decode()
     driver.wait()
-    child.wait(30)
+    child.wait(300)
     assert statuses(store, address) == {"parent": "KILLED"}
     assert "by itself" not in errors and "lacks" not in errors
     assert errors.count("Traceback") == how.startswith("SIGTERM"), "that of the driver"
@@ -458,17 +480,20 @@ def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, add
 def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what_is_missing(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    address = elsewhere(store)  # which takes one run at a time
-    filed(store, cells := make_cells(30))
+    address, cells = elsewhere(store), make_cells(30)
+    filed(store, cells[:3])
     made = process(store, cells, address)
     while len(keys(store, address)) < 3:
         time.sleep(0.05)
-    made._process.kill()
-    made._process.wait()
+    with closing(sqlite3.connect(address.removeprefix("sqlite:///"), timeout=1500)) as lock:
+        lock.execute("BEGIN IMMEDIATE")  # it writes no more
+        filed(store, cells[3:])
+        made._process.kill()
+        made._process.wait()
     with made:
         made.tell(records=RECORDS)
     assert "ended by itself, with exit code -9" in said(capfd)
-    assert len(keys(store, address)) < 30
+    assert keys(store, address) == sorted(map(cell_key, cells[:3]))
     with process(store, cells, address):
         pass
     assert keys(store, address) == sorted(map(cell_key, cells))
@@ -485,7 +510,7 @@ def test_it_ends_with_a_driver_that_is_killed(store: Path) -> None:
     (child,) = psutil.Process(driver.pid).children()
     driver.kill()
     driver.wait()
-    child.wait(30)
+    child.wait(300)
     whole(begun(store, cells))
     assert keys(store) == sorted(map(cell_key, cells))
 
@@ -511,6 +536,7 @@ def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
 ) -> None:
     filed(store, cells := make_cells(400))
     address = elsewhere(store)  # which takes one run at a time
+    monkeypatch.setattr(follower_process, "PROGRAM", follower_process.PROGRAM.replace("300.0", "0.0"))
     made = process(store, cells, address)
     waits = made._process.wait
 

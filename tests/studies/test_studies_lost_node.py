@@ -45,7 +45,7 @@ def test_a_node_that_dies_in_pretraining_is_started_again_and_training_goes_on(t
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         assert kill_raylet(process.pid)
-        output, _ = process.communicate(timeout=400)
+        output, _ = process.communicate(timeout=1500)
     finally:
         process.kill()
     said = log.read_text()

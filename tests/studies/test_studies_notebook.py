@@ -39,7 +39,7 @@ def test_its_cells_run_one_after_the_other_and_show_tables_figures_and_progress(
         cell.source = cell.source.replace('mlmclm.study("quickstart")', f"mlmclm.study({str(finished_study.study)!r})")
     assert any(str(finished_study.study) in cell.source for cell in notebook.cells)
     notebook.cells += [nbformat.v4.new_code_cell(source) for source in (NUMBERS, BAR)]
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=1500, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     printed = [output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"]
     assert any("1m-clm-30" in text for text in printed), "the verdict names models"

@@ -77,7 +77,7 @@ def test_a_damaged_objective_is_seen_and_equal_recipes_are_not(tmp_path: Path) -
         (tmp_path / name).write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True,
-        text=True, timeout=550,
+        text=True, timeout=1500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {

@@ -17,7 +17,6 @@ STEPS = 80
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_two_studies_that_start_at_once_train_their_trunk_and_compute_their_cells_once(tmp_path: Path) -> None:
     one = write_study(tmp_path, name="one", models=["1m-untrained", f"1m-clm-{STEPS}"])
     study = yaml.safe_load(one.read_text())

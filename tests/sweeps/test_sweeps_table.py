@@ -51,7 +51,8 @@ def test_the_best_so_far_is_the_highest_mean_over_seeds_on_validation() -> None:
     assert text.count("0/4") == 3
 
 
-def test_what_runs_is_named_and_what_failed_is_counted() -> None:
+def test_what_runs_is_named_and_what_failed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
     cells = grid()
     table = SweepTable(cells)
     for number, cell in enumerate(cells[:6], start=1):
@@ -127,6 +128,7 @@ def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPa
     cells = grid()
     progress = SweepProgress(cells, table=SweepTable(cells))
     monkeypatch.setattr("mlmclm.sweeps.sweep_progress.gauge", lambda _: Mock())  # needs a Ray session
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
     with progress.shown():
         progress.tick()
         progress.started(cells[0], "worker 1")

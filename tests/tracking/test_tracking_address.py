@@ -59,7 +59,6 @@ def test_a_dead_address_is_a_fault_that_names_it() -> None:
         check_address(address)
 
 
-@pytest.mark.timeout(20)  # with the seconds below, it takes half of one
 def test_a_server_that_accepts_and_never_answers_is_a_fault_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address.ANSWER_SECONDS <= 5
     monkeypatch.setattr(address, "ANSWER_SECONDS", 0.2)
