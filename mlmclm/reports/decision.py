@@ -9,7 +9,9 @@ from typing import Any
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against
+from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.looks import Decision, Look, decided
+from mlmclm.analysis.power import seeds_or_obstacle
 from mlmclm.errors import UserError
 from mlmclm.numbers import without_nan
 from mlmclm.reports import text
@@ -35,7 +37,7 @@ class Decided:
         most: the number of seeds, or of pretraining runs, at which the comparison ends.
         runs: whether looks count pretraining runs.
         low, high: the interval of the difference in these results by itself, at the usual confidence.
-        next: seeds or pretraining runs of the next look; None if there is none to come.
+        next: seeds or pretraining runs of the next look; None if there is none to come, as where the test sets are too small.
         cells, seconds: what it takes for both models; the time is None where it isn't known, and leaves pretraining out.
         sentences: the same in words.
     """
@@ -97,7 +99,10 @@ def decide(
             write_json(folder / FILE, kept)
             send_file(folder / FILE)
     decision, bound = decided(looks, most, 1 - analysis.confidence) if looks else ("undecided", math.nan)
-    following = min(most, number + STEP) if decision == "undecided" and not missing else None
+    contrast = mean_difference(analysis.effects, (new, base), sorted(analysis.families))
+    too_small = seeds_or_obstacle(row["difference"], contrast, number, 1 - analysis.confidence) == "test sets"
+    undecided = decision == "undecided" and not missing
+    following = min(most, number + STEP) if undecided and not too_small else None
     wanted = {} if following is None else (further_runs if runs else further_cells)(analysis, following)
     cells = {pair: count for pair, count in wanted.items() if pair[0] in members}
     what = "pretraining runs of each model" if runs else "seeds a rate"
@@ -115,6 +120,10 @@ def decide(
         )
     if missing:
         sentences.append(f"Cells are still to be run, and there is no look before: {missing}.")
+    if undecided and too_small:
+        sentences.append(
+            f"More {'runs' if runs else 'seeds'} would hardly decide: the test sets are too small for this difference."
+        )
     if following is not None:
         sentences.append(
             f"Next look: {following} {what}, {sum(cells.values()):,} more cells of both{basis.cost(cells)}."

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlmclm.analysis.analyse import Analysis, analyse
@@ -14,6 +15,7 @@ from mlmclm.analysis.looks import bounds
 from mlmclm.analysis.results import Grid
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
+from mlmclm.reports.advice import advise
 from mlmclm.reports.basis import asked_for
 from mlmclm.reports.decision import FILE, decide
 
@@ -61,6 +63,17 @@ def test_looks_are_kept_and_the_first_that_decides_stands(tmp_path: Path) -> Non
         UserError, match="--most 20: new and base were first looked at with 9, on which the bounds depend"
     ):
         decide(study(7, 0.1)[0], basis, "new", "base", most=20, folder=tmp_path)
+
+
+def test_no_more_seeds_are_asked_for_where_the_test_sets_are_too_small() -> None:
+    _, rows = study(3, 0.02)
+    draws = np.random.default_rng(0)
+    found = analyse(rows, folds=lambda _: 0.7 + 0.01 * draws.standard_normal(100))  # a jackknife's error of a tenth
+    told = decide(found, asked_for("mlmclm study s.yaml").with_costs(rows), "new", "base")
+    assert (told.decision, told.next, told.cells) == ("undecided", None, 0)
+    assert "More seeds would hardly decide: the test sets are too small" in told.sentences[-1]
+    answer = " ".join(advise(found, asked_for("mlmclm study s.yaml").with_costs(rows)).open)
+    assert "No number of seeds would show" in answer, "which is what the advice says"
 
 
 def test_at_the_last_number_of_seeds_undecided_is_not_better() -> None:
