@@ -58,7 +58,7 @@ from mlmclm.analysis.simulated_choices import choose
 from mlmclm.errors import unknown
 from mlmclm.numbers import rate_text
 from mlmclm.results.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
-from mlmclm.results.intervals import NAN, all_equal, deviation, mean, student, within
+from mlmclm.results.intervals import NAN, TIE, all_equal, deviation, mean, student, within
 from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seeds
@@ -242,7 +242,12 @@ def best_table(
                 "above_chance": above,
                 "constant": alike,
                 "final": not left and not grows,
-                "note": "; ".join(_notes(group, picked, low, above_chance(score, low, level), alike, left, grows)),
+                "note": "; ".join(
+                    (
+                        *_notes(group, picked, low, above_chance(score, low, level), alike, left, grows),
+                        *_tie(runs.get((model, task)), taken, rule),
+                    )
+                ),
             }
         )
     return table(rows, BEST_COLUMNS)
@@ -279,6 +284,18 @@ def _edge(runs: Runs, rule: Rule) -> str:
         rule,
     )
     return next((end for end in (HIGHEST, LOWEST) if end in found), "")
+
+
+def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
+    """Say which rates are as good as the one that is chosen, the lowest of them, on the scores that choose."""
+    if runs is None or rule == "per_seed" or not taken:
+        return
+    kept = runs.counting(rule)
+    scores = np.where(kept, runs.test if rule == "on_test" else runs.validation, 0.0).sum(axis=1)
+    means = np.where(kept.any(axis=1), scores / np.maximum(kept.sum(axis=1), 1), -math.inf)
+    others = [runs.rates[place] for place in np.flatnonzero(means >= means.max() - TIE).tolist()]
+    if rates := [rate_text(rate) for rate in others if rate not in taken]:
+        yield f"level on {'test' if rule == 'on_test' else 'validation'} with {', '.join(rates)}, the lowest is taken"
 
 
 def rates_text(rates: Sequence[float]) -> str:

@@ -325,6 +325,14 @@ def test_the_curve_has_a_mean_and_a_band_at_every_rate_of_either_split() -> None
     assert third["diverged"] == 2 and math.isnan(third["test_mean"])
 
 
+def test_rates_that_are_level_on_validation_are_named() -> None:
+    made = results({1e-4: [(0.5, 0.3), (0.7, 0.4)], 5e-4: [(0.7, 0.6), (0.5, 0.5)], 1e-3: [(0.6, 0.6), (0.5, 0.5)]})
+    (row,) = records(analyse(made).best)
+    assert (row["learning_rate"], row["note"]) == (1e-4, "level on validation with 5e-4, the lowest is taken")
+    (other,) = records(analyse(made, rule="on_test").best)
+    assert other["note"] == "level on test with 1e-3, the lowest is taken" and other["learning_rate"] == 5e-4
+
+
 def test_models_and_tasks_without_any_cell_are_in_the_tables() -> None:
     cells = results_table(results({1e-4: [(0.5, 0.5)]}))
     grid = Grid(("m", "later"), (TASK, "other"), (1e-4, 1e-3), (0, 1))
