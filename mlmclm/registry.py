@@ -412,7 +412,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     Registry("statistic", "statistics", "", "mlmclm.analysis.statistics", ships=False),
     Registry("figure", "figures", "mlmclm.reports.drawing:FigureGroup", "mlmclm.reports.figures", ships=False),
     Registry("reader", "readers", "mlmclm.readers.reader:Reader", "mlmclm.readers", ships=False),
-    # (study's name, Sequence[tracking.records.RunRecord], folder to write) -> how to see them
+    # (study's name, Sequence[tracking.records.RunRecord], an empty folder) -> how to see them
     Registry("sink", "sinks", "", "mlmclm.tracking.sinks", ships=False),
 )
 KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
@@ -268,6 +269,8 @@ class SinkTracking(StudyTracking):
         if error is not None:
             return
         folder = self._place.store / "tracking" / self._name / self.told.experiment
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         try:
             with redirect_stdout(StringIO()):  # which has the command's results
                 how = self._sink(self.told.experiment, all_runs(self.told), folder)

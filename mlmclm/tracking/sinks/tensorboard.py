@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ def tensorboard(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
     from tensorboardX import SummaryWriter
     from tensorboardX.summary import hparams
 
-    shutil.rmtree(folder, ignore_errors=True)
     for run in runs:
         with SummaryWriter(str(folder / run.kind / run.name.replace("/", "_"))) as writer:
             for name, value, step, time in run.metrics:

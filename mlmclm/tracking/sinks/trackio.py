@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ def trackio(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
 
     if folder != TRACKIO_DIR:
         raise UserError(f"trackio is loaded already, and writes to {TRACKIO_DIR}: use a process of its own.")
-    shutil.rmtree(folder, ignore_errors=True)
     for run in runs:
         package.init(
             study, run.name, run.kind, config=run.settings, embed=False, auto_log_gpu=False, auto_log_cpu=False

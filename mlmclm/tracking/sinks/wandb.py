@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +10,10 @@ from mlmclm.tracking.records import RunRecord
 
 
 def wandb(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
-    """Write a run each, which replaces that of an earlier time; return how to see them."""
+    """Write a run each, under an id that another time has too; return how to see them."""
     import wandb as package
 
     os.environ.setdefault("WANDB_MODE", "offline")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     settings = package.Settings(console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True)
     for run in runs:
         opened = package.init(
