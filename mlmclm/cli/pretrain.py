@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from typer import Argument
@@ -44,4 +45,6 @@ def pretrain(
         print_json({model.name: {"folder": str(model.folder), "weights": model.weights} for model in exported})
     else:
         for model in exported:
-            show(f"{model.name}: {model.folder}")
+            show(f"{model.name}: {study.folder / 'models' / model.name}")
+        there = "" if study.trained_file.space else ", once the file has a `space:`"
+        show(f"mlmclm study {shlex.quote(str(file))} fine-tunes them and writes the report{there}.")

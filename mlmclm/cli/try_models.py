@@ -38,8 +38,10 @@ def try_models(
     task = read_task(file, Overrides(family, tuple(text_column or ()), label_column), test=test, validation=validation)
     show_table(("what", "as inferred"), [*task.facts.items(), *(("note", note) for note in task.notes)])
     with TemporaryDirectory() as temporary:
-        folder = (Path(temporary) if dry_run else file.parent) / f"{task.name}-study"
+        folder = file.parent / f"{task.name}-study"
+        resume = not dry_run or folder.exists()
+        folder = folder if resume else Path(temporary) / folder.name
         settings = settings_for(folder, task, model or (), place_of(store=store), seeds=seeds)
-        write_study(folder, task, settings, resume=not dry_run)
+        write_study(folder, task, settings, resume=resume)
         made = study(folder / STUDY, store=store, data=folder / "data", task_dirs=[folder / "tasks"])
         show_plan(made.plan(), as_json=False) if dry_run else show_results(made.run(check=False), as_json=False)

@@ -247,6 +247,7 @@ class StudyTracking(FollowerProcess):
             settings=space.common_settings(),
             main_metrics=space.metrics,
             rule=space.rule,
+            given=isinstance(self._file, SweepFile),
             grid=space.axes(),
             pages={name: page for name, page in pages.items() if name != MLFLOW},
             **{"baseline": self._file.baseline} | outcome,

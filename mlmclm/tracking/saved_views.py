@@ -11,7 +11,7 @@ MODEL_TRAINING = "workflowType=machine_learning"
 """Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
 BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
 VIEW, CELLS, CHARTS = "mlmclm", "mlmclm-cells", "mlmclm-charts"
-"""Keys of a study's views: the table of its summaries, that of its cells, and charts of the summaries by objective."""
+"""Keys of a study's views: the table of its summaries, that of its cells, and charts of the summaries."""
 OF_GROUPS, OF_CELLS, WITHOUT_TASKS = (f"tags.`mlmclm.kind` {test}" for test in ("= 'group'", "= 'cell'", "!= 'cell'"))
 WITHOUT_TASKS += " and tags.`mlmclm.kind` != 'group'"
 """Filters of MLflow's run search."""
@@ -27,7 +27,7 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_").replace("+", "_and_")
 
 
-def view_tags(main_scores: Mapping[str, str]) -> dict[str, str]:
+def view_tags(main_scores: Mapping[str, str], charts_by: str = "objective") -> dict[str, str]:
     """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
 
     No column of its tables has scores by different metrics. A tag's value has the form that MLflow's web interface (3.17) gives
@@ -35,6 +35,7 @@ def view_tags(main_scores: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         main_scores: the main score of each task; without these, the tables have no columns of single tasks.
+        charts_by: the parameter over whose values the charts' bars are.
     """
     tasks = [f"metrics.{metric_name(task)} score" for task in list(main_scores)[:MOST_TASKS]]
     scores = [f"metrics.test_{metric_name(part)}" for score in main_scores.values() for part in score.split("+")]
@@ -43,11 +44,18 @@ def view_tags(main_scores: Mapping[str, str]) -> dict[str, str]:
         *("params.learning_rate", "params.seed", "params.setting", "params.model", "params.task"),
         *ABOUT_MODELS,
     )
-    of_groups = (*mean, "metrics.validation_score", "metrics.best_learning_rate", "params.task", *ABOUT_MODELS)
+    of_groups = (
+        *mean,
+        "metrics.validation_score",
+        "metrics.best_learning_rate",
+        "params.task",
+        "params.model",
+        *ABOUT_MODELS,
+    )
     views = (
         (VIEW, "Scores", _table((*mean, *tasks, *ABOUT_MODELS), WITHOUT_TASKS)),
         (CELLS, "Cells", _table((*dict.fromkeys(scores), *of_cells), OF_CELLS)),
-        (CHARTS, "Charts by objective", _table(of_groups, OF_GROUPS) | _charts()),
+        (CHARTS, f"Charts by {charts_by}", _table(of_groups, OF_GROUPS) | _charts(charts_by)),
     )
     return {
         f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
@@ -65,8 +73,8 @@ def _table(columns: Sequence[str], condition: str) -> dict[str, Any]:
     }
 
 
-def _charts() -> dict[str, Any]:
-    """Return the state of MLflow's charts of a study's summaries: means by objective, and parallel coordinates."""
+def _charts(by: str) -> dict[str, Any]:
+    """Return the state of MLflow's charts of a study's summaries: means by a parameter, and parallel coordinates."""
     metrics = ("score", "validation_score", "sd_seeds")
     charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric, "displayName": metric} for metric in metrics]
     charts.append({"type": "PARALLEL", "selectedParams": CHART_PARAMS, "selectedMetrics": CHART_METRICS})
@@ -76,7 +84,7 @@ def _charts() -> dict[str, Any]:
         "orderByKey": "params.`task`",
         "orderByAsc": True,
         "searchFilter": OF_GROUPS,
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "objective"}]},
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": by}]},
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
         # MLflow adds a chart to the last section for each metric that has none.

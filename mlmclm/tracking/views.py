@@ -75,6 +75,7 @@ def sweep_record(
     artifacts: Sequence[tuple[Path, str]] = (),
     provenance: Mapping[str, str] | None = None,
     pages: Mapping[str, str] | None = None,
+    given: bool = False,
     answer: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
     status: Status = "FINISHED",
@@ -88,6 +89,7 @@ def sweep_record(
         answer: what the results advise, in sentences; the first is the verdict.
         pages: links to other programs that show the study, by name.
         baseline: the model that the others must beat.
+        given: whether the models are given, so that the charts are by model: no objective is known.
         main_scores: the main score of each task, for the columns of the experiment's views.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
@@ -131,7 +133,7 @@ def sweep_record(
         ),
         metrics=_single_points(metrics or {}, time_ms),
         artifacts=artifacts,
-        experiment={NOTE_TAG: note, **view_tags(main_scores or {})},
+        experiment={NOTE_TAG: note, **view_tags(main_scores or {}, "model" if given else "objective")},
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,15 @@ def test_try_shows_what_is_in_the_file_and_its_dry_run_writes_nothing(folder: Pa
     assert [path for path in sorted(folder.rglob("*")) if folder / "store" not in path.parents] == before
     code, _, errors = run("try", "reviews.csv", "--dry-run")
     assert code == 2 and "--model is missing" in errors
+    words = ("try", "reviews.csv", "--model", "one", "--dry-run")
+    code, _, errors = run("init", "reviews-study", "--data", "reviews.csv", "--model", "one")
+    assert code == 0, errors
+    assert run(*words)[0] == 0, "it is the study that is there"
+    study = folder / "reviews-study" / "study.yaml"
+    study.write_text(study.read_text() + "# edited\n")
+    code, _, errors = run(*words)
+    assert code == 2 and "study.yaml: it is not what this command writes. Run `mlmclm study" in errors
+    shutil.rmtree(study.parent)
 
 
 def test_a_study_is_resumed_if_its_files_are_as_they_were_written(folder: Path, tmp_path: Path) -> None:

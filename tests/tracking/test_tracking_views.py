@@ -190,9 +190,10 @@ def test_links_open_the_summaries_cells_and_charts_of_studies(base: str) -> None
     assert list(saved_views.experiment_links(base, {})) == ["MLflow"]
 
 
-def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
+@pytest.mark.parametrize("by", ["objective", "model"])
+def test_the_charts_show_what_summaries_have_and_fit_into_a_tag(by: str) -> None:
     every = {f"{name}-{n}": task.metric for n in range(4) for name, task in find_tasks().items()}
-    tags = saved_views.view_tags(every)
+    tags = saved_views.view_tags(every, by)
     assert max(map(len, tags.values())) <= 5000, "MLflow takes no longer values"
     (value,) = [value for key, value in tags.items() if key.endswith(saved_views.CHARTS)]
     state = json.loads(json.loads(value)["state"])
@@ -203,7 +204,7 @@ def test_the_charts_show_what_summaries_have_and_fit_into_a_tag() -> None:
         *(f"metrics.{name}" for chart in state["compareRunCharts"] for name in chart.get("selectedMetrics", ())),
     }
     columns = {name.replace("`", "") for name in state["selectedColumns"]}
-    assert shown <= columns
+    assert shown <= columns and f"params.{by}" in shown
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= {
         section["uuid"] for section in state["compareRunSections"]
     }
