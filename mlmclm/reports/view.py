@@ -175,13 +175,13 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
 
 
 def _baseline_mark(analysis: Analysis) -> tuple[str, str]:
-    """Return the style and the sign of the sentence on the baseline: whether all models beat it, some, none, or it is not known."""
-    holding = [bool(each) for each in analysis.claims["holds"]]
-    if holding and all(holding):
+    """Return the style and the sign of the sentence on the baseline: whether all models beat it, none does, or neither is shown."""
+    verdicts = set(analysis.claims["verdict"])
+    if verdicts == {"holds"}:
         return "yes", "✓"
-    if "unknown" in set(analysis.claims["verdict"]):
+    if "unknown" in verdicts:
         return "open", "?"
-    return ("open", "–") if any(holding) else ("no", "✗")
+    return ("no", "✗") if verdicts <= {"does not hold", "diverged"} else ("open", "–")
 
 
 def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:

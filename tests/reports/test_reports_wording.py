@@ -170,7 +170,7 @@ def test_a_difference_that_is_shown_as_0_00_is_a_tie() -> None:
             assert said.best == ("b",) and "b scores highest, but a is not clearly different" in said.verdict
     same = analyse(scored({"a": [level], "untrained": [level]}), "untrained")
     assert headline(same).verdict.startswith("Tied on pydocs-kind: a and untrained")
-    assert list(same.claims["tasks_ahead"]) == [0] and list(same.claims["verdict"]) == ["does not hold"]
+    assert list(same.claims["tasks_ahead"]) == [0] and list(same.claims["verdict"]) == ["not shown"]
 
 
 def test_a_choice_with_cells_to_come_is_not_final() -> None:
@@ -211,7 +211,7 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     made = scored(models)
     found = analyse(made, "untrained", chances=CHANCE, constant=lambda row: row["model"] == "a")
     assert list(found.best["above_chance"]) == ["no"] * 3 and list(found.best["constant"]) == [3, 0, 0]
-    assert set(found.claims["verdict"]) <= {"does not hold", "unknown"} and not found.claims["holds"].any()
+    assert set(found.claims["verdict"]) <= {"not shown", "unknown"} and not found.claims["holds"].any()
     assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
     assert not headline(found).clear
     assert headline(found).verdict == "No winner on pydocs-kind: b scores highest, but is not above chance."
@@ -231,7 +231,7 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
 def test_a_constant_prediction_is_no_evidence_even_where_chance_is_not_known() -> None:
     made = scored({"a": [[0.60, 0.61, 0.60]], "untrained": [[0.40, 0.41, 0.42]]})
     found = analyse(made, "untrained", constant=lambda row: row["model"] == "a")
-    assert list(found.claims["verdict"]) == ["does not hold"] and not headline(found).clear
+    assert list(found.claims["verdict"]) == ["not shown"] and not headline(found).clear
 
 
 def test_a_constant_prediction_above_the_chance_level_is_said_and_wins_nothing() -> None:
@@ -245,7 +245,7 @@ def test_a_constant_prediction_above_the_chance_level_is_said_and_wins_nothing()
     assert not headline(found).clear
     said = "No winner on pydocs-kind: a scores highest, but predicts the same for every example."
     assert headline(found).verdict == said
-    assert list(found.claims["verdict"]) == ["does not hold", "holds"]
+    assert list(found.claims["verdict"]) == ["not shown", "holds"]
     notes = " ".join(cautions(found))
     assert "The same prediction for every test example: a on pydocs-kind. No lead of a model" in notes
     assert "Not above chance" not in notes

@@ -29,9 +29,9 @@ def claims(analysis: Analysis) -> pd.DataFrame:
     those of them whose own interval is above 0; `tasks_at_chance` counts those on which it scores higher, but not above
     chance. With a handful of seeds the interval of a single task is wide, so the mean over tasks is the actual test.
 
-    `verdict` is "holds", "in part" (only some of the claim holds), "does not hold", "diverged" (every cell of the model
-    diverged on a task, `tasks_diverged`, so it has no mean, and no part of the claim holds), or "unknown" (a score or an
-    interval is missing because a task was not run or has one seed, and the rest does not decide).
+    `verdict` is "holds", "in part" (only some of the claim holds), "not shown", "does not hold" (the model is shown to score less),
+    "diverged" (every cell of the model diverged on a task, `tasks_diverged`, so it has no mean, and no part of the claim holds), or
+    "unknown" (a score or an interval is missing because a task was not run or has one seed, and the rest does not decide).
     """
     diverged = {
         (analysis.model_of[row["model"]], row["task"])
@@ -62,7 +62,8 @@ def claims(analysis: Analysis) -> pd.DataFrame:
         elif on_mean or (shown >= required and ahead):
             verdict = "in part"
         else:
-            verdict = "diverged" if lost else "does not hold"
+            worse = overall["high"] < 0 and clearly_different(overall, analysis.confidence)
+            verdict = "diverged" if lost else "does not hold" if worse else "not shown"
         rows.append(
             {
                 "model": model,
