@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.ray_cluster import Session
-from mlmclm.errors import MlmclmError, UserError
+from mlmclm.errors import MlmclmError, UserError, for_each
 from mlmclm.evaluation.evaluations import (
     Subject,
     ZeroShotTask,
@@ -48,7 +48,10 @@ class ZeroShotTasks:
         from mlmclm.evaluation.language_model import scoring_of
 
         subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
-        return [(filed_as(subject, task, results_store), task) for subject in subjects for task in self.tasks]
+        pairs = [(subject, task) for subject in subjects for task in self.tasks]
+        return for_each(
+            pairs, lambda pair: (filed_as(*pair, results_store), pair[1])
+        )  # one error names all damaged ones
 
 
 def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:

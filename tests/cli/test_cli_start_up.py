@@ -24,7 +24,7 @@ SCRIPT = f"""
 import sys
 from mlmclm.cli.main import app, main
 verbs = [[]] + [[command.name or command.callback.__name__] for command in app.registered_commands]
-verbs += [[group.name] for group in app.registered_groups] + [["store", "why"], ["tracking", "ui"], ["data", "order"], ["data", "verify"], ["tasks", "check"]]
+verbs += [[group.name] for group in app.registered_groups] + [["store", "why"], ["tracking", "ui"], ["data", "order"], ["tasks", "check"]]
 verbs += [["sweep", verb] for verb in ("run", "status", "cells", "retry")]
 for words in verbs:
     try:
@@ -53,7 +53,7 @@ def test_a_study_that_is_finished_is_looked_at_without_torch_or_ray() -> None:
 
 
 @pytest.mark.parametrize(("typed", "expected"), [
-    ("mlmclm st", "study"), ("mlmclm study --dr", "--dry-run"), ("mlmclm data v", "verify"),
+    ("mlmclm st", "study"), ("mlmclm study --dr", "--dry-run"), ("mlmclm bundle v", "verify"),
     ("mlmclm sweep --dr", "--dry-run"), ("mlmclm sweep st", "status"),
 ])  # fmt: skip
 def test_a_shell_completes_verbs_and_options(typed: str, expected: str) -> None:
