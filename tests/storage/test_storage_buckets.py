@@ -200,10 +200,12 @@ def test_a_claim_that_could_not_be_released_is_released_when_the_store_answers_a
     disturbed: DisturbedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlmclm.storage.leases.SECONDS_FOR_RELEASE", 0.0)
-    leases = ObjectLeases(ObjectPath(disturbed.url), seconds=LEASE)
+    monkeypatch.setattr("mlmclm.storage.leases.RENEWALS", 6000)
+    leases = ObjectLeases(ObjectPath(disturbed.url), seconds=600.0)
     with leases.attempt(["cells-a"]):
-        disturbed.proxy.inject("503", method="DELETE")
+        disturbed.proxy.inject("503", method="DELETE", times=1_000_000)
     assert list(leases.held("")) == ["cells-a"]
+    disturbed.proxy.clear()
     while leases.held(""):
         time.sleep(0.05)
 
