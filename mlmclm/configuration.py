@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from mlmclm.errors import UserError, cut, one_line, unknown
+from mlmclm.errors import UserError, cut, meant_path, one_line, unknown
 
 MOST_NODES = 100_000
 """Most values that a YAML file may stand for. Aliases (`*name`) count as what they repeat: a few lines of them can stand
@@ -240,7 +240,7 @@ def read_yaml(path: Path) -> Any:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file.") from error
+        raise UserError(f"{path}: no such file.{meant_path(path)}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     return parse_yaml(content, path)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -71,6 +73,13 @@ def meant(value: str, names: Iterable[str]) -> str:
     slip = difflib.get_close_matches(value, known, n=1, cutoff=0.9)
     near = slip or whole[:1] or difflib.get_close_matches(value, known, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def meant_path(path: Path) -> str:
+    """Return " Did you mean 'NAME'?" with the nearest name in the folder of a path that is not there; empty if none is near."""
+    with suppress(OSError):  # there is no such folder either, or it may not be read
+        return meant(path.name, sorted(each.name for each in path.parent.iterdir()))
+    return ""
 
 
 def cut(text: str, most: int = LONGEST_SHOWN) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, meant_path, unknown
 from mlmclm.storage.files import first_there, places_of
 
 SPACES = Path(__file__).parents[1] / "tune_spaces"
@@ -34,7 +34,8 @@ def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: P
         places = places_of(text, beside)
         found = first_there(places)
         if found is None:
-            raise UserError(f"{kind} {text}: no such file; looked for {' and '.join(map(str, places))}.")
+            near = next(filter(None, map(meant_path, places)), "")
+            raise UserError(f"{kind} {text}: no such file; looked for {' and '.join(map(str, places))}.{near}")
         return found
     if text not in names_in(folder):
         raise unknown(kind, text, names_in(folder))

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import yaml
 
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.errors import UserError, for_each, printable
+from mlmclm.errors import UserError, for_each, meant_path, printable
 from mlmclm.models.sources import longest
 from mlmclm.storage.data_files import COMPRESSED, instead_of, kind_of, names_in
 from mlmclm.storage.files import read_json, write_atomic
@@ -183,7 +183,9 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
         there = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
         raise UserError(f"{path}: a folder, with {there}. Give one file, and others as --test and --validation.")
     if not path.is_file():
-        raise UserError(f"{path}: no such file. Give a data file ({', '.join(SUFFIXES)}; compressed or not).")
+        raise UserError(
+            f"{path}: no such file.{meant_path(path)} Give a data file ({', '.join(SUFFIXES)}; compressed or not)."
+        )
     if kind_of(path) not in SUFFIXES:
         raise UserError(
             f"{path}: not a kind of data file. Allowed: {', '.join(SUFFIXES)}, each also with {', '.join(COMPRESSED)}.{instead_of([path])}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError, meant, meant_path, unknown
 from mlmclm.models.folder import weights_hashes
 from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
 from mlmclm.storage.checksums import CHECKSUMS, noted
@@ -41,7 +41,8 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
         error = unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
-        raise UserError(f"{error}{hub_hint(model)}")
+        near = "" if meant(model, names) else meant_path((beside or Path()) / model)
+        raise UserError(f"{error}{near}{hub_hint(model)}")
     found = by_name[model]
     if len(found) > 1:
         studies = ", ".join(sorted(f"{study}/{model}" for study, _ in found.values()))

@@ -106,6 +106,8 @@ def test_one_file_gives_one_division_whether_by_command_or_from_python(folder: P
     [
         (("--data", "reviews.csv", "--model", "one", "--label-column", "lable"), "Did you mean 'label'?"),
         (("--data", "reviews.csv", "--model", "three"), "three is no folder"),
+        (("--data", "reviews.csv", "--model", "ome"), "unknown model 'ome'. Allowed: (none). Did you mean 'one'?"),
+        (("--data", "review.csv", "--model", "one"), "review.csv: no such file. Did you mean 'reviews.csv'?"),
         (("--data", "reviews.csv"), "--model is missing"),
         (("--data", "reviews.csv", "--model", "one", "--model", "one"), "two models are called 'one'"),
         (("--model", "one"), "--model says more about a data file: give --data FILE too"),
