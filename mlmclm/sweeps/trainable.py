@@ -158,17 +158,17 @@ class Finetune(tune.Trainable):
         Yields:
             Reports that it waits for storage.
         """
-        began = time.perf_counter()
         try:
             self._get_ready(training, trial.seen)
             began = time.perf_counter()  # what is done once for all cells of a model tells nothing of the next ones
             outcomes, results = yield from self._run(training, failures)
+            seconds = time.perf_counter() - began
             precision = training.first.protocol.precision
             backend = backend_of(self._device).described(precision) if COMPUTED in outcomes.values() else ""
             # A list in the order of the keys, because Tune flattens mappings in results.
             report: dict[str, Any] = {"outcome": COMPUTED, "outcomes": list(outcomes.values()), "backend": backend}
             report |= _on_results(training, results, [key for key in outcomes if outcomes[key] == COMPUTED])
-            report["results"] = [results.get(key) for key in outcomes]
+            report |= {"results": [results.get(key) for key in outcomes], "seconds": seconds}
         except (StorageFault, MissingBucket) as error:
             report = {"outcome": STORAGE_FAULT, "message": str(error), "exit_code": error.exit_code}
         except MlmclmError as error:
@@ -178,7 +178,7 @@ class Finetune(tune.Trainable):
             raise
         except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
             raise RuntimeError(repr(error)) from error
-        return {**report, "seconds": time.perf_counter() - began}
+        return report
 
     def _get_ready(self, training: Training, seen: Path | None) -> None:
         # A node with a folder of the same name on its own disk would compute cells that nobody finds.
