@@ -352,7 +352,10 @@ def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folde
         (("sweep.yaml", "--model", "euro"), "--model: sweep.yaml sets this already; give a file or options."),
         (("--model", "euro", "--model", "x/euro", "--space", "space.yaml"), "two models are called 'euro'"),
         (("--model", "nostudy/*", "--space", "space.yaml"), "unknown study with models 'nostudy'"),
-        (("--model", "euro", "--space", "spac.yaml"), "spac.yaml: no such file; looked for spac.yaml. Did you mean 'space.yaml'?"),
+        (
+            ("--model", "euro", "--space", "spac.yaml"),
+            "spac.yaml: no such file; looked for spac.yaml. Did you mean 'space.yaml'?",
+        ),
         (("nothing.yaml",), "nothing.yaml"),
     ],
 )
