@@ -88,5 +88,7 @@ def _show_corpus(name: str, described: dict[str, Any]) -> None:
         elif value is not None and not isinstance(value, list):
             facts.append((key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)))
     show_table((f"corpus {name}".rstrip(), Column(described["source"])), facts)
+    if described.get("examples"):
+        show("How its first packed sequences begin:")
     for text in described.get("examples", []):
         show(" ".join(str(text).split())[:160], style="dim")

@@ -198,8 +198,9 @@ def limits(analysis: Analysis) -> list[str]:
     """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
     examples = all(own.folds is not None for own in analysis.effects.values())
+    tests = ", and of the test sets" if examples else ""
     return [
-        f"The {percent} intervals cover the noise of {_noise(analysis.grid)}{', and of the test sets' if examples else ''}.",
+        f"The {percent} intervals cover the choice of the learning rate, and the noise of {_noise(analysis.grid)}{tests}.",
         *(
             (f"Models are compared over {pretraining_runs(analysis.groups)} each, whose noise is in the intervals.",)
             if any(len(runs) > 1 for runs in analysis.groups.values())
@@ -223,12 +224,12 @@ def limits(analysis: Analysis) -> list[str]:
 def _noise(grid: Grid) -> str:
     """Say which sources of a cell's randomness the grid's seeds vary, and what that means for an interval."""
     if all(isinstance(seed, int) for seed in grid.seeds):
-        return "fine-tuning seeds only"
+        return "fine-tuning seeds"
     seeds = [Seeds.of(seed) for seed in grid.seeds]
     numbers = {name: {getattr(each, name) for each in seeds} for name in STREAM_WORDS}
     varied = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) > 1]
     held = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) == 1]
-    noise = f"{text.listing(varied)} only" if varied else "no seed"
+    noise = text.listing(varied) if varied else "no seed"
     if held:
         noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
     # A stream with fewer values than there are combinations repeats some of them.

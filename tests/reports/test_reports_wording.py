@@ -326,11 +326,14 @@ def test_limits_say_which_streams_the_seeds_vary() -> None:
         made = synthetic_results({"a": 0.8, "b": 0.7}, seeds=len(seeds))
         return limits(analyse([result | {"seed": seed_value(seeds[result["seed"]])} for result in made]))[0]
 
-    assert say(0, 1) == "The 95 % intervals cover the noise of fine-tuning seeds only."
-    order = "the order of the data only; the head's initial weights and dropout were held"
-    assert say(0, Seeds(0, 1, 0), Seeds(0, 2, 0)) == f"The 95 % intervals cover the noise of {order}."
+    assert say(0, 1) == "The 95 % intervals cover the choice of the learning rate, and the noise of fine-tuning seeds."
+    order = "the order of the data; the head's initial weights and dropout were held"
+    assert (
+        say(0, Seeds(0, 1, 0), Seeds(0, 2, 0))
+        == f"The 95 % intervals cover the choice of the learning rate, and the noise of {order}."
+    )
     crossed = say(0, Seeds(0, 1, 0), Seeds(1, 0, 0), Seeds(1, 1, 0))
-    assert "the head's initial weights and the order of the data only; dropout was held" in crossed
+    assert "the head's initial weights and the order of the data; dropout was held" in crossed
     assert crossed.endswith("their scores are not independent and intervals are too narrow.")
 
 
