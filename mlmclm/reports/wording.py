@@ -260,7 +260,10 @@ def claim_reason(row: Record) -> str:
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
     if row["tasks"] == 1:  # whose mean is its score
-        return on_tasks
+        if not row["tasks_ahead"]:
+            return "higher, but not above chance" if row["tasks_at_chance"] else "not ahead"
+        by = f"ahead by {'more' if row['tasks_clear'] else 'less'} than the interval"
+        return f"{by}, but not after the correction" if row["tasks_clear"] and not row["holds"] else by
     if row["holds"]:
         return f"ahead on the mean, and {on_tasks}"
     return f"{'ahead' if row['on_mean'] else 'not clearly ahead'} on the mean, {on_tasks}"

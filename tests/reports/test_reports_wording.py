@@ -15,7 +15,7 @@ from mlmclm.analysis.results import records
 from mlmclm.analysis.selection import best_rates
 from mlmclm.reports import text
 from mlmclm.reports.cautions import cautions, limits
-from mlmclm.reports.wording import baseline_sentence, headline
+from mlmclm.reports.wording import baseline_sentence, claim_reason, headline
 from mlmclm.results.chance import Chance, above_chance
 from mlmclm.seeds import Seeds, seed_value
 
@@ -215,10 +215,7 @@ def test_a_score_at_chance_wins_nothing_and_holds_no_claim() -> None:
     assert list(found.claims["tasks_at_chance"]) == [1, 1] and list(found.claims["tasks_ahead"]) == [0, 0]
     assert not headline(found).clear
     assert headline(found).verdict == "No winner on pydocs-kind: b scores highest, but is not above chance."
-    assert (
-        "ahead on 0 of 1 tasks (0 by more than the interval), 1 needed; higher on 1 more, but not"
-        in baseline_sentence(found)
-    )
+    assert "Reasons: a (higher, but not above chance) and b (higher, but not above chance)." in baseline_sentence(found)
     said = " ".join(cautions(found))
     assert "The same prediction for every test example: a on pydocs-kind." in said
     assert (
@@ -395,3 +392,18 @@ def test_every_weakness_of_the_grid_is_a_caution() -> None:
 )
 def test_numbers_are_written_as_people_read_them(written: str, expected: str) -> None:
     assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("ahead", "clear", "holds", "reason"),
+    [
+        (0, 0, False, "not ahead"),
+        (1, 0, False, "ahead by less than the interval"),
+        (1, 1, False, "ahead by more than the interval, but not after the correction"),
+        (1, 1, True, "ahead by more than the interval"),
+    ],
+)
+def test_on_one_task_the_reason_counts_no_tasks(ahead: int, clear: int, holds: bool, reason: str) -> None:
+    verdict = "holds" if holds else "not shown"
+    row = {"tasks": 1, "tasks_required": 1, "tasks_ahead": ahead, "tasks_clear": clear, "tasks_at_chance": 0}
+    assert claim_reason(row | {"verdict": verdict, "holds": holds, "on_mean": holds}) == reason
