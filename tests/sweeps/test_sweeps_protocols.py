@@ -269,9 +269,9 @@ def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> Non
 
 def test_the_space_in_the_docs_is_one(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
-    (example,) = (block for block in text.split("```yaml\n")[1:] if "start_from:" in block)
+    (example,) = (block for block in text.split("```yaml\n")[1:] if "protocol: {base:" in block)
     path = tmp_path / "docs.yaml"
     path.write_text(example.partition("```")[0])
     space = find_space(path)
-    assert (space.start_from, space.metrics, space.protocol.batch_size) == ({"rte": "mnli"}, "standard", 16)
-    assert space.cells_a_model == 4 * 2 * 6 * 3
+    assert (space.rule, space.seeds, space.protocol.batch_size) == ("mean", (0, 1, 2), 16)
+    assert space.cells_a_model == 4 * 6 * 3
