@@ -54,7 +54,7 @@ from mlmclm.analysis.results import (
     table,
     wanted_seeds,
 )
-from mlmclm.analysis.simulated_choices import choose
+from mlmclm.analysis.simulated_choices import choose, rate_means
 from mlmclm.errors import unknown
 from mlmclm.numbers import rate_text
 from mlmclm.results.chance import NO_CHANCES, Above, Chances, above_chance, chance_of
@@ -290,9 +290,7 @@ def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
     """Say which rates are as good as the one that is chosen, the lowest of them, on the scores that choose."""
     if runs is None or rule == "per_seed" or not taken:
         return
-    kept = runs.counting(rule)
-    scores = np.where(kept, runs.test if rule == "on_test" else runs.validation, 0.0).sum(axis=1)
-    means = np.where(kept.any(axis=1), scores / np.maximum(kept.sum(axis=1), 1), -math.inf)
+    means = rate_means(runs.test if rule == "on_test" else runs.validation, runs.counting(rule))
     others = [runs.rates[place] for place in np.flatnonzero(means >= means.max() - TIE).tolist()]
     if rates := [rate_text(rate) for rate in others if rate not in taken]:
         yield f"level on {'test' if rule == 'on_test' else 'validation'} with {', '.join(rates)}, the lowest is taken"

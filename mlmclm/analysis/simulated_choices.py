@@ -49,10 +49,15 @@ def choose(
             best = _best_setting(np.where(present, validation, -math.inf), settings)
             present = present & (settings == best[..., None])[..., None]
         return _first_best(np.where(present, validation, -math.inf), -2), np.asarray(present.any(axis=-2))
-    count = present.sum(axis=-1)
-    means = np.where(present, test if rule == "on_test" else validation, 0.0).sum(axis=-1) / np.maximum(count, 1)
-    best = _first_best(np.where(count > 0, means, -math.inf), -1)
+    best = _first_best(rate_means(test if rule == "on_test" else validation, present), -1)
     return np.repeat(best[..., None], validation.shape[-1], axis=-1), _at_rates(present, best[..., None, None])
+
+
+def rate_means(scores: Array, present: Array) -> Array:
+    """Return the mean score of the present runs at each rate, [..., R]; -inf where there is none. Both arguments are [..., R, S]."""
+    count = present.sum(axis=-1)
+    means = np.where(present, scores, 0.0).sum(axis=-1) / np.maximum(count, 1)
+    return np.where(count > 0, means, -math.inf)
 
 
 def _best_setting(scores: Array, settings: Array) -> Array:

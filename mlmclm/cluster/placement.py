@@ -22,7 +22,7 @@ _INTERNAL = re.compile(r"node:.*|.+_?group_?([0-9]+_)?[0-9a-f]{32,}", re.IGNOREC
 """Resources that Ray makes up: one for each node, and copies of what each placement group reserves (`CPU_group_0_…`, which
 Ray's dashboard names `CPUGroup0…`)."""
 SMALLER = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
-"""What to do about a cell that fits on no node."""
+"""Remedy for a cell that fits on no node."""
 _SHOWN = ("CPU", "GPU")
 """Resources that messages mention."""
 

@@ -39,7 +39,7 @@ eurobert = EuroBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, 
     num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
     tie_word_embeddings=False)
 """
-"""What the scripts of `run` begin with."""
+"""Beginning of the scripts of `run`."""
 SCRIPT = HEAD + '''
 modernbert = ModernBertConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
     max_position_embeddings=32, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
