@@ -161,7 +161,8 @@ def _far_below(
 ) -> dict[str, Array]:
     """Add to the failed runs those that are below a gap in these scores; all [R, S] by model."""
     distances = {name: _below_best(np.where(failed[name], math.nan, own)) for name, own in scores.items()}
-    splits = {name: _split(own) for name, own in distances.items()}
+    of_all = _split(np.concatenate([np.zeros(0), *(own.ravel() for own in distances.values())]))
+    splits = {name: _split(own, of_all.gap) for name, own in distances.items()}
     near: dict[float, list[float]] = {}
     for name, runs in models.items():
         for rate, own in zip(runs.rates, distances[name], strict=True):
@@ -195,10 +196,17 @@ class _Split(NamedTuple):
     spread: float
 
 
-def _split(distances: Array) -> _Split:
-    """Split all runs of a model where the most of them are beyond a gap."""
+def _split(distances: Array, beyond: float = math.inf) -> _Split:
+    """Split all runs of a model where the most of them are beyond a gap.
+
+    A model that lost more than half of its runs has no such gap, so that of all models is tried too.
+
+    Args:
+        beyond: the smallest distance beyond the gap of all models.
+    """
     values = np.sort(_near(distances, math.inf))
-    for count in range(len(values) // 2, 0, -1):
+    of_all = int((values >= beyond).sum())
+    for count in (*range(len(values) // 2, 0, -1), *([of_all] if 0 < of_all < len(values) else [])):
         near, far = values[:-count], values[-count:]
         spread = _root_mean_square(near) if len(near) > 1 else math.nan
         if far[0] > max(LEAST_GAP, GAP * spread) and far[0] - near[-1] > GAP / 2 * spread:

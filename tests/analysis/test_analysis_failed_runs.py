@@ -73,6 +73,29 @@ def test_runs_at_a_noisy_rate_did_not_fail(seeds: int) -> None:
     assert np.mean(noisy) < 0.15 and np.mean(failing) > 0.8
 
 
+def test_a_model_that_lost_most_of_its_runs_is_told_by_the_gap_of_the_others() -> None:
+    """Of a model alone, the few runs that learned may as well be the strange ones."""
+    draws = np.random.default_rng(17)
+    scores = 0.7 + 0.01 * draws.standard_normal((3, 5, 3))
+    lost = np.zeros(scores.shape, bool)
+    lost[0] = [
+        [False, True, False],
+        [True, True, False],
+        [True, True, False],
+        [True, True, False],
+        [False, False, True],
+    ]
+    scores[lost] -= 0.4
+    models = {f"m{n}": runs_of(cells_of(RATES[:5], own.tolist())) for n, own in enumerate(scores)}
+    assert not with_failures({"m0": models["m0"]})["m0"].failed.any()
+    found = with_failures(models)
+    assert [own.failed.tolist() for own in found.values()] == lost.tolist()
+    noisy = models | {"m0": runs_of(cells_of(RATES[:5], (0.5 + 0.1 * draws.standard_normal((5, 3))).tolist()))}
+    assert not with_failures(noisy)["m0"].failed.any(), "the others lost none, so there is no gap"
+    noisy["m1"] = runs_of(cells_of(RATES[:5], np.where(np.eye(5, 3), 0.3, scores[1]).tolist()))
+    assert not with_failures(noisy)["m0"].failed.any(), "the others' gap is none of its own"
+
+
 @pytest.mark.parametrize("rule", ["mean", "per_seed"])
 def test_scores_of_runs_that_learn_are_covered_where_a_fifth_fails(rule: Rule) -> None:
     """Ten seeds of which each chooses a rate where it learned, and a fifth of all runs fails."""
