@@ -2,8 +2,8 @@
 
 Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its truth is known: it is the mean over many studies of what the
 rule picks in each. Beside the analysis stand Welch's test and a mixed model (statsmodels), each with the mean over tasks and the single tasks
-corrected for their own tests at 5 %, by the first step of Holm's method. The smallest difference found is the lead of the first model at which
-80 % of its comparisons claim it: a lead moves scores and nothing else, so it follows from each study of equal models. The table is a section of
+corrected for their own tests at 5 %, by the first step of Holm's method. The smallest difference found is the lead of a model at which
+80 % of comparisons claim it: a lead moves scores and nothing else, so it follows from each study of equal models. The table is a section of
 RESULTS.md.
 """
 
@@ -272,12 +272,12 @@ class Pair(NamedTuple):
     Attributes:
         covered: whether the interval covers the true difference.
         false: whether a difference is claimed that is not there.
-        needs: the lead of the first model that is claimed at the first step of the correction, in points; NaN for other pairs.
+        needs: the lead of the one and of the other that is claimed at the first step of the correction, in points.
     """
 
     covered: bool
     false: bool
-    needs: float
+    needs: tuple[float, float]
 
 
 class Counts(NamedTuple):
@@ -324,19 +324,19 @@ def counted(scenario: Scenario, number: int) -> Counts:
         for row in best
     ]
 
-    def pair(row: Record, low: float, high: float, p: float, needs: float) -> Pair:
+    def pair(row: Record, low: float, high: float, p: float, claimed: float, value: float) -> Pair:
         scope = tasks if row["scope"] == ALL_TASKS else [row["scope"]]
         actual = float(np.mean([true[row["model_a"], task][0] - true[row["model_b"], task][0] for task in scope]))
         actual = 0.0 if not scenario.lead and not scenario.lost else actual
         wrong = p < 0.05 and (low + high) * actual <= 0
-        return Pair(low <= actual <= high, wrong, 100 * needs if row["model_a"] == MODELS[0] else math.nan)
+        return Pair(low <= actual <= high, wrong, (100 * (claimed - value), 100 * (claimed + value)))
 
     ours: dict[str, list[Pair]] = {"task": [], "all": []}
     for row in records(found.comparisons):
         if row["kind"] in ours and not math.isnan(row["low"]):
             level = holm_level(row["kind"], found.families, scenario.models, 0.95)
-            needs = row["error"] * float(special.stdtrit(row["freedom"], 1 - level / 2)) - row["difference"]
-            ours[row["kind"]].append(pair(row, row["low"], row["high"], row["p_holm"], needs))
+            claimed = row["error"] * float(special.stdtrit(row["freedom"], 1 - level / 2))
+            ours[row["kind"]].append(pair(row, row["low"], row["high"], row["p_holm"], claimed, row["difference"]))
     pairs = [tuple(ours["task"]), tuple(ours["all"])]
     scores: dict[tuple[str, str], dict[int, float]] = {}
     for cell in records(found.chosen):
@@ -348,8 +348,9 @@ def counted(scenario: Scenario, number: int) -> Counts:
             own = peer((row["model_a"], row["model_b"]), scope)
             if not math.isnan(own.low):
                 tests = math.comb(scenario.models, 2) * (1 if row["kind"] == "all" else len(tasks))
-                needs = own.error * float(special.stdtrit(own.freedom, 1 - 0.025 / tests)) - own.value
-                theirs[row["kind"]].append(pair(row, own.low, own.high, min(1.0, own.p * tests), needs))
+                claimed = own.error * float(special.stdtrit(own.freedom, 1 - 0.025 / tests))
+                p = min(1.0, own.p * tests)
+                theirs[row["kind"]].append(pair(row, own.low, own.high, p, claimed, own.value))
         pairs += [tuple(theirs["task"]), tuple(theirs["all"])]
     covered = [(sum(each), len(each)) for each in (inside, again)]
     tasks_and_means = dict(zip(Counts._fields[2:-1], pairs, strict=False))
@@ -502,8 +503,8 @@ def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
 
 
 def _leads(pairs: Sequence[Pair]) -> list[float]:
-    """Return the leads of the first model that its comparisons would claim, in points."""
-    return [own.needs for own in pairs if not math.isnan(own.needs)]
+    """Return the leads that the comparisons would claim, in points."""
+    return [lead for own in pairs for lead in own.needs]
 
 
 BASE = Scenario("mean", 3, "peak", "normal", 0.5)

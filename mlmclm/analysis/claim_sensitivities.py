@@ -52,7 +52,7 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     use = np.asarray(runs.learned.any(axis=1))
     if not fit.known or use.sum() < 2:
         return None
-    spread, noise = (float(each[1]) for each in fit.between(use))
+    spread, noise = fit.between(use)
     rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
     return RateVariance(rates, spread - noise, runs.at(rates))
 

@@ -37,8 +37,8 @@ from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
 FOLDS = 100
-STUDIES = 800
-"""Simulated studies of each (model, task)."""
+STUDIES = 4_000
+"""Simulated studies of each (model, task); by the luck of the one draw of 800, all errors at five seeds were 6 % too large."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     # Rates may be unequally noisy: the noise is that of those that were taken, around what the choice varies by.
     between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
     picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)
-    # Picked runs vary less than fresh ones. The luck that is taken off is an estimate, so half of this difference is counted again.
-    fresh_noise = (picked_noise + noise @ taken / len(seeds)) / 2
+    # Picked runs vary less than fresh ones, but the luck that is taken off is an estimate.
+    fresh_noise = float(noise @ taken) / len(seeds)
     freedom = freedom_of(fit, taken)
     error, fresh_error = (max(math.sqrt(between + own), moved) for own in (picked_noise, fresh_noise))
     return Effect(

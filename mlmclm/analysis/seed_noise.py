@@ -69,20 +69,27 @@ class Fit:
             degrees=self.degrees[keep],
         )
 
-    def between(self, keep: Array) -> tuple[Array, Array]:
-        """Return the variances of the mean scores at some rates, given which, and the part that the seeds' noise adds, each [2]."""
+    def between(self, keep: Array) -> tuple[float, float]:
+        """Return the variance of the mean test scores at some rates, given which, and the part that the seeds' noise adds."""
         # The noise that a seed's runs share moves all means alike.
-        noise = (1 - self.shared) * (self.deviations[:, keep] ** 2 / self.present.sum(axis=1)[keep]).mean(axis=1)
-        return self.means[:, keep].var(axis=1, ddof=1), noise
+        noise = (1 - self.shared) * (self.deviations[1, keep] ** 2 / self.present.sum(axis=1)[keep]).mean()
+        return float(self.means[1, keep].var(ddof=1)), float(noise)
 
     @property
     def likely(self) -> Array:
         """Mean scores of the rates whose variance is what is left, corrected for the seeds' noise, [2, R] (Louis 1984).
 
-        The best of several means is higher than the best rate's, and the means themselves differ more than the rates do.
+        The best of several means is higher than the best rate's, and the means themselves differ more than the rates do. What validation
+        and test scores have in common, half their sum, is corrected apart from that in which they differ.
         """
-        spread, noise = self.between(self.scored)
-        return self.shrunk(np.sqrt(np.clip(1 - noise / np.maximum(spread, 1e-300), 0, None))[:, None])
+        validation, test = self.shrunk(1.0) - (centre := self.shrunk(0.0))
+        both = 2 * self.correlation * self.deviations.prod(axis=0)
+        found = []
+        for sign, half in ((1, (validation + test) / 2), (-1, (validation - test) / 2)):
+            variances = ((self.deviations**2).sum(axis=0) + sign * both)[self.scored] / 4
+            noise = (1 - self.shared) * (variances / self.present.sum(axis=1)[self.scored]).mean()
+            found.append(half * math.sqrt(max(0.0, 1 - noise / max(half[self.scored].var(ddof=1), 1e-300))))
+        return np.asarray(centre + np.stack((found[0] + found[1], found[0] - found[1])))
 
     def shrunk(self, by: Array | float) -> Array:
         """Return the mean scores, [2, R], shrunk to their mean by factors, [2, 1]."""

@@ -60,7 +60,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
     if not fit.known or use.sum() < 2:
         return found
     means, errors = fit.means[1][use], fit.deviations[1][use] / np.sqrt(counts)
-    spread, noise = (float(each[1]) for each in fit.between(use))
+    spread, noise = fit.between(use)
     rates = degrees_between(errors**2)
     freedom = freedom_of(fit, np.where(use, 1 / np.maximum(learned, 1), 0.0))
     found["sd_rates"] = math.sqrt(max(0.0, spread - noise))

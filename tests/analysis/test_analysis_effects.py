@@ -108,13 +108,13 @@ def test_the_noise_of_a_score_is_that_of_the_rate_that_was_taken() -> None:
 
 
 def test_a_fresh_run_varies_more_than_a_picked_one() -> None:
-    """Its interval was that of the picked ones; the difference of their variances counts by half."""
+    """Its interval was that of the picked ones."""
     draws = np.random.default_rng(17)
     common, own = draws.standard_normal((2, 100_000, 6))  # means over seeds, in their standard errors
     picked = (0.9 * common + math.sqrt(1 - 0.9**2) * own)[np.arange(len(own)), common.argmax(axis=1)].var()
     found = effect(*flat((1,) * 6, 0.9), "mean", studies=8_000)
     assert 3 * found.seeds.error**2 == pytest.approx(picked, rel=0.05)
-    assert 3 * found.fresh.error**2 == pytest.approx((picked + 1) / 2, rel=0.05)
+    assert 3 * found.fresh.error**2 == pytest.approx(1, rel=0.05)
 
 
 def test_means_that_are_equal_up_to_rounding_go_to_the_smaller_rate() -> None:
@@ -242,6 +242,34 @@ def test_likely_means_vary_as_the_true_ones_do_given_the_runs() -> None:
         }
         found.append(fit_tasks([runs])[0]["m0"].likely[1].var(ddof=1))
     assert np.mean(found) == pytest.approx(4, rel=0.25)
+
+
+@pytest.mark.parametrize(("step", "seeds"), [(0.5, 3), (1.0, 5), (1.0, 10)])
+@pytest.mark.parametrize("apart", [0.0, 0.3])
+def test_the_error_of_a_score_is_its_deviation_over_studies(step: float, seeds: int, apart: float) -> None:
+    """Each step from the best rate costs `step`; `apart` is by how much the curve on validation examples is another one than on test."""
+    draws, errors, ratios = np.random.default_rng(18), [], []
+    for _ in range(30):
+        curves = apart * draws.standard_normal((2, len(RATES), 1)) - step * abs(np.arange(len(RATES)) - 2.0)[:, None]
+        studies = [task(draws, seeds, 0.5) for _ in range(20)]
+        many = [
+            replace(own, validation=own.validation + curves[0], test=own.test + curves[1])
+            for runs in studies
+            for own in runs.values()
+        ]
+        fits = fit_tasks([dict(zip("abcd", many[:4], strict=True))])[0].values()
+        errors += [
+            effect(runs, fit, "mean", studies=1_000).seeds.error ** 2 for runs, fit in zip(many[:4], fits, strict=True)
+        ]
+        picked, _ = choose(
+            *(np.stack([getattr(each, split) for each in many]) for split in ("validation", "test")),
+            many[0].present,
+            "mean",
+        )
+        ratios.append(
+            np.take_along_axis(np.stack([each.test for each in many]), picked[:, None], axis=1).mean(axis=(1, 2)).var()
+        )
+    assert np.mean(errors) / np.mean(ratios) == pytest.approx(1, abs=0.12)
 
 
 @pytest.mark.parametrize("rule", ["mean", "per_seed", "on_test"])
