@@ -20,7 +20,7 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
 from mlmclm.sweeps.cell_failures import Failure, describe, failure_of
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.room import ClusterRoom
+from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trainings import Training, trainings_of
@@ -93,7 +93,7 @@ class SweepTrials:
         find: returns those of these keys that have a result, with it.
         options: of them, `retries` and `time_limit`.
         like: what all trials have in common; their trainings are set here.
-        room: says how many trials the cluster has room for, beside other work.
+        shared: says how many trials the cluster has room for, beside other jobs.
         shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
         places: how many trials run at once, as far as is known.
         to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
@@ -113,7 +113,7 @@ class SweepTrials:
         options: SweepOptions,
         *,
         like: SweepTrial,
-        room: ClusterRoom,
+        shared: SharedCluster,
         shares_memory: bool = True,
         places: int = 1,
         to_ask: float = math.inf,
@@ -126,7 +126,7 @@ class SweepTrials:
         self._asked: dict[str, _Asked] = {}
         self._progress, self._on_filed, self._find = progress, on_filed, find
         self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
-        self._places, self._to_ask, self._room = places, to_ask, room
+        self._places, self._to_ask, self._shared = places, to_ask, shared
         self._lost, self._on_failure = lost, on_failure
         self._failures = defaultdict(list) if failures is None else failures
         self._seconds: dict[tuple[str, str], float] = {}
@@ -151,14 +151,16 @@ class SweepTrials:
         self.broken: BaseException | None = None
         """An error in the driver itself."""
         self.hands_over = False
-        """True once there is room for fewer trials than have run at once. Tune keeps the actors of trials that ended until its experiment
-        ends, so this one does, and the next takes what room there is."""
+        """True once there is room for fewer trials than have run at once, or no node for any. Tune keeps the actors of trials that ended
+        until its experiment ends, so this one does, and the next takes what room there is."""
 
     @property
     def most(self) -> float:
         """The most trials that Tune may have now: those that run, and some that wait for nodes that join."""
+        if self.hands_over:
+            return 0
         wanted = max(self._to_ask, self._most_held + WAITING_TRIALS)
-        return min(wanted, self._room.most, math.inf if self._most_busy is None else self._most_busy)
+        return min(wanted, self._shared.most, math.inf if self._most_busy is None else self._most_busy)
 
     @property
     def asked(self) -> int:
@@ -176,7 +178,7 @@ class SweepTrials:
 
     @property
     def over(self) -> bool:
-        """Whether no further trial begins: nothing is left whose cells could come back, or the places are another job's."""
+        """Whether no further trial begins: nothing is left whose cells could come back, or the places are another job's or lost."""
         return self.fault or self.hands_over or not (self._waiting or self._asked)
 
     def next(self, trial_id: str) -> SweepTrial | None:
@@ -283,7 +285,7 @@ class SweepTrials:
                 self.keeping_errors(look)
 
     def _look_at_trials(self) -> None:
-        """End trials that hang or are over the time limit, and the sweep if it has had no node for too long."""
+        """End trials that hang or are over the time limit, and the experiment if it has too many of them or no node."""
         now, lost = time.monotonic(), self._lost()
         for name, asked in self._asked.items():
             if asked.since is None:
@@ -295,11 +297,12 @@ class SweepTrials:
             longest = self._longest.get(training.first.task, math.inf)
             if spent > max(SECONDS_UNTIL_HUNG, TIMES_THE_LONGEST * longest * len(training.cells)):
                 self._end(name, Failure.HUNG)
-        busy = len(self._busy)
-        self.hands_over = self.hands_over or self._most_held > self._room.most
+        busy, shared = len(self._busy), self._shared
+        self.hands_over = self.hands_over or self._most_held > shared.most or not (busy or shared.has_nodes)
         notices = [each.notice for each in self._busy if each.notice]
         self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
-        self._progress.situation = self._room.look(len(self._waiting) + len(self._asked), busy)
+        words = "shares the cluster with another job" if busy else "waiting for its turn: another job uses the cluster"
+        self._progress.situation = "" if shared.most == math.inf else words
 
     def _end(self, trial_id: str, reason: Failure) -> None:
         if self._asked[trial_id].ended is None:

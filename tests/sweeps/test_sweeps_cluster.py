@@ -17,8 +17,8 @@ from mlmclm.cluster import cluster as service_cluster
 from mlmclm.cluster.placement import Cluster, Growth, NodeType
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.sweeps.room import ClusterRoom
 from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells, wait_until
 
@@ -27,35 +27,7 @@ on_a_head_without_cpus = pytest.mark.parametrize("raylets", [0], indirect=True)
 on_a_head_with_two_cpus = pytest.mark.parametrize("raylets", [2], indirect=True)
 
 
-def room_on(cluster: list[Cluster], timeout: float = 1000.0) -> ClusterRoom:
-    view = lambda: cluster[0]  # noqa: E731
-    return ClusterRoom(CPU, view, timeout)
-
-
-def test_a_cluster_that_has_lost_its_only_node_is_waited_for_and_said_in_the_status_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cluster = [Cluster((CPU,), CPU)]
-    room = room_on(cluster)
-    assert room.look(5, 0) == ""
-    cluster[0] = HEAD_ONLY
-    assert room.look(5, 1) == "", "while a worker computes, there is one"
-    assert room.look(5, 0) == "waiting for nodes since 0 s"
-    room.look(5, 0)
-    said = capsys.readouterr().err.replace("\n", " ")
-    assert (
-        said.count("waiting for nodes, for up to 1000 s (--wait-for-nodes): no node has 1 CPU for a cell: it has 0")
-        == 1
-    )
-    assert "cpus_per_cell" not in said
-    cluster[0] = Cluster((CPU,), CPU)
-    assert room.look(5, 0) == ""
-
-
 def test_a_wait_for_nodes_ends_with_the_reason() -> None:
-    room = room_on([HEAD_ONLY], timeout=-1.0)
-    with pytest.raises(EnvironmentFault, match=r"no node has 1 CPU for a cell.*All results are kept"):
-        room.look(1, 0)
     with pytest.raises(EnvironmentFault, match=r"has joined the Ray cluster in 0 s \(--wait-for-nodes\)"):
         service_cluster.await_nodes(lambda: HEAD_ONLY, 0.0)
 
@@ -63,7 +35,7 @@ def test_a_wait_for_nodes_ends_with_the_reason() -> None:
 def test_an_autoscaler_that_can_add_a_node_needs_no_wait() -> None:
     grows = Cluster(({},), {}, Growth((NodeType("cpu", CPU, 2),)))
     service_cluster.await_nodes(lambda: grows, 0.0)
-    assert room_on([grows], timeout=-1.0).look(1, 0) == ""
+    assert SharedCluster(CPU, lambda: grows).has_nodes
 
 
 def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
@@ -88,15 +60,6 @@ def test_a_first_node_that_is_too_small_for_a_cell_does_not_end_the_wait(
     service_cluster.await_nodes(lambda: small, 1000.0, lambda cluster: {"CPU": 4.0})
 
 
-def test_a_turn_or_a_share_is_said_in_the_status_line() -> None:
-    full = Cluster((CPU,), {"CPU": 0.0})
-    room = ClusterRoom(CPU, lambda: full)
-    room.most = 0
-    assert room.look(1, 0) == "waiting for its turn: another job uses the cluster"
-    room.most = 3
-    assert room.look(4, 3) == "shares the cluster with another job"
-
-
 @pytest.mark.slow
 @on_a_head_without_cpus
 def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
@@ -105,7 +68,6 @@ def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
     monkeypatch.setattr(service_cluster, "SECONDS_BETWEEN_LOOKS", 0.2)
     said: list[str] = []
     monkeypatch.setattr(service_cluster, "say", said.append)
-    monkeypatch.setattr("mlmclm.sweeps.room.say", said.append)
     nodes = []
 
     def waits(times: int) -> bool:
@@ -133,6 +95,28 @@ def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
     ):
         run_sweep(make_cells(4), SweepOptions(store=tmp_path, worker=FakeWorker, cpus_per_cell=3))
     raylets.remove_node(nodes.pop())
+
+
+@pytest.mark.slow
+@on_a_head_without_cpus
+def test_a_sweep_that_has_lost_its_only_node_ends_with_the_reason_after_the_wait(
+    raylets: Raylets, tmp_path: Path
+) -> None:
+    small, large = raylets.add_node(num_cpus=1), raylets.add_node(num_cpus=2)
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "0").write_text("waits")
+
+    def go() -> None:
+        wait_until((tmp_path / "waiting").exists)
+        raylets.remove_node(large, allow_graceful=False)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    options = SweepOptions(store=tmp_path, worker=FakeWorker, cpus_per_cell=2, wait_for_nodes=1.0)
+    with pytest.raises(EnvironmentFault, match=r"Waited 1 s.*no node has 2 CPU for a cell: it has 1 CPUs.*are kept"):
+        run_sweep(make_cells(2), options)
+    thread.join()
+    raylets.remove_node(small)
 
 
 @pytest.mark.slow
@@ -171,12 +155,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 import ray, sweep_cells
 from mlmclm.cluster.ray_cluster import ray_session
-from mlmclm.sweeps import room
+from mlmclm.sweeps import shared_cluster
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
-from mlmclm.sweeps.sweep_options import SweepOptions
 ray.cloudpickle.register_pickle_by_value(sweep_cells)
-room.SECONDS_BETWEEN_LOOKS, room.SECONDS_OF_WAITING = 0.5, 2.0
+shared_cluster.SECONDS_BETWEEN_LOOKS, shared_cluster.SECONDS_OF_WAITING = 0.5, 2.0
 store = Path(sys.argv[1])
 with ray_session(store, address=sys.argv[2]):
     run_sweep(sweep_cells.make_cells(int(sys.argv[3])), SweepOptions(store=store, worker=sweep_cells.UntilTold))

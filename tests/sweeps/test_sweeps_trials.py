@@ -16,11 +16,12 @@ import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.tune.search import Searcher
 
+from mlmclm.cluster.placement import Cluster, Resources
 from mlmclm.errors import StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
-from mlmclm.sweeps.room import ClusterRoom
+from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
@@ -41,14 +42,13 @@ class Clock:
         return self.now
 
 
-class Crowded(ClusterRoom):
+class Shared(SharedCluster):
     """Has room for so many trials."""
 
     def __init__(self, most: float = math.inf) -> None:
+        self.nodes: tuple[Resources, ...] = ({"CPU": 8.0},)
+        super().__init__({"CPU": 1.0}, lambda: Cluster(self.nodes, {}))
         self.most = most
-
-    def look(self, wanted: int, busy: int) -> str:
-        return ""
 
 
 class World:
@@ -58,16 +58,17 @@ class World:
         self.cells = {cell_key(cell): cell for cell in cells}
         self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
         self.noted, self.lost = list[tuple[str, ...]](), 0.0
-        retries, room = options.pop("retries", Retries(crash=1)), options.pop("room", Crowded())
+        retries, shared = options.pop("retries", Retries(crash=1)), options.pop("shared", Shared())
         more = {name: options.pop(name) for name in ("places", "shares_memory") if name in options}
+        self.progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
         self.trials = SweepTrials(
             self.cells,
-            SweepProgress(cells, table=SweepTable(cells), visible=False),
+            self.progress,
             self.filed.update,
             lambda keys: {key: self.there[key] for key in keys if key in self.there},
             SweepOptions(Path(), retries=retries, **options),
             like=SweepTrial((), Path("store")),
-            room=room,
+            shared=shared,
             lost=lambda: self.lost,
             on_failure=lambda *note: self.noted.append(note),
             **more,
@@ -366,30 +367,49 @@ class Controller:
 
 @pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (4, []), (3, ["3"]), (2, ["2", "3"]), (0, ["2", "3"])])
 def test_trials_that_there_is_no_room_for_are_withdrawn_and_come_back_later(most: float, withdrawn: list[str]) -> None:
-    room = Crowded(math.inf)
-    world = World(make_cells(9), room=room)
+    shared = Shared()
+    world = World(make_cells(9), shared=shared)
     world.ask("0"), world.ask("1")
     for name in "23":
         assert world.trials.next(name) is not None
-    room.most = most
+    shared.most = most
     tune = Controller(world.trials, "RUNNING", "RUNNING", "PENDING", "PENDING")
     SweepScheduler(world.trials).choose_trial_to_run(tune)
     assert tune.stopped == withdrawn and len(world.trials.waiting) == 5 + len(withdrawn)
-    room.most = math.inf
+    shared.most = math.inf
     waiting = {cell.seed for cell in world.trials.waiting.values()}
     assert {each for name in "abcdefg" for each in world.ask(name)} == waiting
 
 
 def test_where_fewer_trials_have_room_than_run_the_experiment_ends_with_them() -> None:
-    room = Crowded(2)
-    world = World(make_cells(9), room=room, places=2)
+    shared = Shared(2)
+    world = World(make_cells(9), shared=shared, places=2)
     world.ask("0"), world.ask("1")
-    room.most = 1
+    shared.most = 1
     world.trials._look_at_trials()
+    assert world.progress.situation == "shares the cluster with another job"
     search = CellSearch(world.trials)
     assert world.trials.hands_over and search.suggest("2") == Searcher.FINISHED
     world.report("0"), world.report("1")
     assert world.trials.computed == 2 and len(world.trials.waiting) == 7, "the next experiment has them"
+    world.trials._look_at_trials()
+    assert world.progress.situation == "waiting for its turn: another job uses the cluster"
+
+
+def test_where_the_last_node_is_lost_the_experiment_ends_and_what_waits_for_a_place_comes_back() -> None:
+    shared = Shared()
+    world = World(make_cells(4), shared=shared)
+    world.ask("0")
+    assert world.trials.next("1") is not None
+    shared.nodes = ()
+    world.trials._look_at_trials()
+    assert not world.trials.hands_over, "while a worker computes, there is one"
+    world.trials.ended("0", actor_died("The actor died because its node has died."))
+    world.trials._look_at_trials()
+    tune = Controller(world.trials, "ERROR", "PENDING")
+    SweepScheduler(world.trials).choose_trial_to_run(tune)
+    assert tune.stopped == ["1"] and CellSearch(world.trials).suggest("2") == Searcher.FINISHED
+    assert len(world.trials.waiting) == 4 and world.progress.situation == ""
 
 
 def test_the_search_waits_for_cells_that_may_come_back_and_ends_with_the_last() -> None:

@@ -1,4 +1,4 @@
-"""Room for a sweep's workers on its cluster, which nodes join and leave, and which other work uses too.
+"""The places that a sweep may keep on a cluster that other jobs use too.
 
 The rule for sharing: where another job has waited for a place for a minute and has at least two places fewer, or none, a sweep
 ends workers between two trainings until both have equally many. A single place goes round. Priorities are the cluster's: those
@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from mlmclm.cluster.cluster import places_of_jobs
-from mlmclm.cluster.placement import Cluster, JobPlaces, Resources, amounts, describe, most_places
-from mlmclm.errors import EnvironmentFault
-from mlmclm.progress import repeated, say
+from mlmclm.cluster.placement import Cluster, JobPlaces, Resources, most_places
+from mlmclm.progress import repeated
 
 SECONDS_BETWEEN_LOOKS = 5.0
 """Each look at the placement groups of all trials costs the driver about a tenth of a millisecond a trial."""
@@ -42,24 +41,26 @@ def shared_with(jobs: Mapping[str, JobPlaces], me: str, bundle: Resources) -> fl
     return math.inf
 
 
-class ClusterRoom:
-    """The room that a sweep has on a cluster beside other work.
+class SharedCluster:
+    """A sweep's cluster.
 
     Args:
         bundle: the resources of a worker.
         view: looks at the cluster.
-        timeout: seconds for which the cluster may have no node for a worker, while none computes.
 
     Attributes:
-        most: the most workers that the sweep may have now.
+        most: the most workers that the sweep may have now beside other jobs.
     """
 
-    def __init__(self, bundle: Resources, view: Callable[[], Cluster], timeout: float = math.inf) -> None:
-        self._bundle, self._view, self._timeout, self.most = bundle, view, timeout, math.inf
+    def __init__(self, bundle: Resources, view: Callable[[], Cluster]) -> None:
+        self._bundle, self._view, self.most = bundle, view, math.inf
         self._since: float | None = None
         """Since when another job waits for a place that it should have, or this sweep last gave some to it."""
-        self._homeless: float | None = None
-        """Since when there is no node for a worker."""
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether it has or can get a node for a worker."""
+        return most_places(self._view(), self._bundle) >= 1
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -82,37 +83,3 @@ class ClusterRoom:
         elif now - self._since >= SECONDS_OF_WAITING:
             # What becomes free takes some seconds to be given to the other job, so the next look counts anew.
             self._since, self.most = now, most
-
-    def look(self, wanted: int, busy: int) -> str:
-        """Look at the cluster; return what the sweep waits for or shares, in words, or an empty string.
-
-        Args:
-            wanted: number of workers that would have something to do.
-            busy: number of workers that compute.
-
-        Raises:
-            EnvironmentFault: there has been no node for a worker for longer than the timeout.
-        """
-        if wanted and not busy:
-            cluster = self._view()
-            if most_places(cluster, self._bundle) < 1:
-                return self._no_node(cluster)
-        if self._homeless is not None:
-            self._homeless = None
-            say("the cluster has nodes for the sweep again")
-        if self.most == math.inf:
-            return ""
-        return "shares the cluster with another job" if busy else "waiting for its turn: another job uses the cluster"
-
-    def _no_node(self, cluster: Cluster) -> str:
-        now = time.monotonic()
-        missing = f"no node has {amounts(self._bundle)} for a cell: {describe(cluster)}"
-        if self._homeless is None:
-            self._homeless = now
-            say(f"waiting for nodes, for up to {self._timeout:g} s (--wait-for-nodes): {missing}")
-        if now - self._homeless > self._timeout:
-            raise EnvironmentFault(
-                f"Waited {self._timeout:g} s (--wait-for-nodes), and {missing}. All results are kept: run the same command "
-                "again when the nodes are back."
-            )
-        return f"waiting for nodes since {now - self._homeless:.0f} s"
