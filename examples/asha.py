@@ -38,6 +38,8 @@ def search(
             metric="score",
             mode="max",
             max_concurrent_trials=at_once,
+            reuse_actors=True,
+            trial_name_creator=mlmclm.tune.trial_name,
             scheduler=ASHAScheduler(time_attr="step", max_t=steps, grace_period=steps // 8, reduction_factor=2),
         ),
         run_config=run,

@@ -28,18 +28,20 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.numbers import rate_text
 from mlmclm.registry import Shipment, shipment
 from mlmclm.seeds import Seeds, read_seed, seed_value
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.api import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
+from mlmclm.sweeps.cells import seed_label
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import SWEEP, SweepTrial
 
-__all__ = ["Finetune", "param_space"]
+__all__ = ["Finetune", "param_space", "trial_name"]
 
 AXES = ("model", "task", "learning_rate", "seed")
 """Entries that each trial's config has; all others are settings in place of the protocol's."""
@@ -96,6 +98,13 @@ def param_space(
     weights = [each.model.weights for each in made.models]
     key = stable_hash([axes, rates, weights, made.space.model_dump(mode="json"), report_every, sampled])[:12]
     return {**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}}
+
+
+def trial_name(trial: Any) -> str:
+    """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`."""
+    config = trial.config  # Ray puts the sweep into it later
+    seed = seed_label(read_seed(config["seed"]))
+    return f"{config['model']}/{config['task']}/lr{rate_text(config['learning_rate'])}/{seed}"
 
 
 def _tasks(made: StudySweep) -> list[str]:

@@ -7,10 +7,9 @@ import math
 import random
 import runpy
 import signal
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -20,7 +19,6 @@ import yaml
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining
-from ray.util.state import get_log, list_actors
 
 import mlmclm
 import sweep_cells
@@ -28,18 +26,14 @@ from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.progress import repeated
 from mlmclm.storage.checksums import CHECKSUM
-from mlmclm.storage.files import write_atomic
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.run_sweep import run_sweep
-from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import SweepTrial, sweep_of
-from mlmclm.tune import Finetune, param_space
+from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
-from sweep_cells import Retrieves, Seen, make_cell, make_cells
+from sweep_cells import Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -236,7 +230,9 @@ def test_tasks_that_share_a_training_are_one_trial_that_reports_both(place: Path
     assert (last["task"], last["computed"]) == ("mnli+mnli_mm", True) and alone["task"] == "mnli_mm"
     assert last["mnli_mm"]["test"] == alone["test"] and last["mnli_mm"]["key"] == alone["key"]
     assert ResultsStore(tmp_path / "a").keys() == {last["key"], alone["key"]}
-    again = reports({**all_three, "task": "mnli+mnli_mm"})
+    both = {**all_three, "task": "mnli+mnli_mm"}
+    assert trial_name(SimpleNamespace(config=both)) == "model/mnli+mnli_mm/lr1e-2/s1"
+    again = reports(both)
     assert len(again) == 1 and not again[0]["computed"] and not again[0]["mnli_mm"]["computed"]
     with pytest.raises(UserError, match="share no training"):
         sweep_of(all_three).trial({**all_three, "task": "mnli+conll2003"})
@@ -393,41 +389,3 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
     assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")
-
-
-@pytest.mark.slow
-def test_the_process_list_the_dashboard_and_its_logs_name_the_trial_that_runs(tmp_path: Path) -> None:
-    ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    first, *cells = [make_cell(learning_rate=rate) for rate in (1e-3, 2e-3, 4e-3)]
-    own = SweepTrial((Training({cell_key(first): first}),), tmp_path, by_itself=True, resources={"CPU": 1.0})
-    seen: set[str] = set()
-    write_atomic(tmp_path / "seen", "")
-    try:
-        with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
-            (node,) = ray.nodes()
-            request = urllib.request.Request(f"{session.dashboard}/nodes/{node['NodeID']}")
-            assert session.token_file is not None
-            request.add_header("Authorization", f"Bearer {session.token_file.read_text().strip()}")
-
-            def look() -> None:
-                workers = []
-                with suppress(OSError), urllib.request.urlopen(request) as answer:  # it may not know the node yet
-                    workers = json.load(answer)["data"]["detail"].get("workers", [])
-                seen.update("".join(worker["cmdline"]) for worker in workers)
-                write_atomic(tmp_path / "seen", "\n".join(seen))
-
-            with repeated(look, seconds=0.5, name="dashboard"):
-                named = tune.TuneConfig(
-                    trial_name_creator=lambda trial: f"{trial.config['model']}/{trial.config['task']}"
-                )
-                tune.Tuner(Seen, param_space=own.config, tune_config=named, run_config=run_config(tmp_path)).fit()
-                run_sweep(cells, SweepOptions(store=tmp_path, worker=Seen, progress=False)).check()
-            names = {each for each in seen if each.startswith("ray::a/")}
-            assert names == {"ray::a/sst2", "ray::a/sst2/lr2e-3/s0", "ray::a/sst2/lr4e-3/s0"}
-            found = [each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "Seen"]
-            by_name = {each.repr_name: each.actor_id for each in found}
-            assert by_name.keys() == {"a/sst2", "Seen"}
-            log = "".join(get_log(address=session.address, actor_id=by_name["Seen"]))
-            assert all(f"a/sst2/lr{rate}/s0: begun" in log for rate in ("2e-3", "4e-3")), log
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)

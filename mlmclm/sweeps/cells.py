@@ -184,7 +184,11 @@ def cell_name(cell: Cell | ListedCell) -> str:
 
     It ends in `/h0-o1-d0` if the streams have seeds of their own. A grid adds the point: `.../lr1e-3/epochs2/s0`.
     """
-    seed = Seeds.of(cell.seed).simplest()
-    label = f"s{seed}" if isinstance(seed, int) else str(seed)
     point = f"/{cell.setting.replace(', ', '-').replace(' ', '')}" if cell.setting else ""
-    return f"{cell.model}/{cell.task}/lr{rate_text(cell.learning_rate)}{point}/{label}"
+    return f"{cell.model}/{cell.task}/lr{rate_text(cell.learning_rate)}{point}/{seed_label(cell.seed)}"
+
+
+def seed_label(seed: Seed) -> str:
+    """Return a seed as names of cells have it."""
+    found = Seeds.of(seed).simplest()
+    return f"s{found}" if isinstance(found, int) else str(found)
