@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from mlmclm.cluster.placement import (
     HEAD,
     Cluster,
     Growth,
-    JobPlaces,
     NodeType,
     PlacementGroup,
     Resources,
@@ -63,7 +62,8 @@ def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = Fa
     def look() -> None:
         nonlocal since, said, text
         with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
-            groups, now, found = _groups(), time.monotonic(), None
+            jobs, own = groups_of_jobs()
+            groups, now, found = jobs.get(own, ()), time.monotonic(), None
             if (all if all_of_them else any)(group.waiting for group in groups):
                 found = waiting_line(groups, view(), all_of_them=all_of_them)
             since = math.inf if found is None else min(since, now)
@@ -133,35 +133,18 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     remove_placement_group(group)
 
 
-def places_of_jobs() -> tuple[dict[str, JobPlaces], str]:
+def groups_of_jobs() -> tuple[Mapping[str, Sequence[PlacementGroup]], str]:
     """Return the placement groups of all of the cluster's jobs, by the job's id, and the id of this one."""
     import ray
     from ray.util import placement_group_table
 
     own: str = ray.get_runtime_context().get_job_id()
-    held, waits = Counter[str](), defaultdict[str, list[frozenset[str]]](list)
+    found = defaultdict[str, list[PlacementGroup]](list)
     for key, group in placement_group_table().items():
-        job = key[-len(own) :]  # a group's id ends with its job's
-        if group["state"] == "CREATED":
-            held[job] += 1
-        elif group["state"] != "REMOVED":
-            waits[job].append(frozenset(kind for bundle in group["bundles"].values() for kind in bundle))
-    return {job: JobPlaces(held[job], tuple(waits[job])) for job in {*held, *waits}}, own
-
-
-def _groups() -> list[PlacementGroup]:
-    return [PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())) for group in _table()]
-
-
-def _table() -> list[Mapping[str, Any]]:
-    """Return Ray's descriptions of the placement groups of this job, whose ids end with the job's id."""
-    import ray
-    from ray.util import placement_group_table
-
-    job = ray.get_runtime_context().get_job_id()
-    return [
-        group for key, group in placement_group_table().items() if key.endswith(job) and group["state"] != "REMOVED"
-    ]
+        if group["state"] != "REMOVED":
+            job = key[-len(own) :]  # a group's id ends with its job's
+            found[job].append(PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())))
+    return found, own
 
 
 def _growth() -> Growth | None:

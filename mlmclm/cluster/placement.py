@@ -217,14 +217,6 @@ def no_gpu(node: str) -> str:
 
 
 @dataclass(frozen=True)
-class JobPlaces:
-    """The placement groups of a job: the number of those that it has, and the resources, by name, of those that it waits for."""
-
-    held: int
-    waits_for: tuple[frozenset[str], ...] = ()
-
-
-@dataclass(frozen=True)
 class PlacementGroup:
     """A placement group: bundles that are reserved together or not at all."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 
-from mlmclm.cluster.cluster import places_of_jobs
-from mlmclm.cluster.placement import Cluster, JobPlaces, Resources, most_places
+from mlmclm.cluster.cluster import groups_of_jobs
+from mlmclm.cluster.placement import Cluster, PlacementGroup, Resources, most_places
 from mlmclm.progress import repeated
 
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -22,20 +23,21 @@ SECONDS_OF_WAITING = 60.0
 """How long another job must wait for a place until a sweep ends workers for it."""
 
 
-def shared_with(jobs: Mapping[str, JobPlaces], me: str, bundle: Resources) -> float:
+def shared_with(jobs: Mapping[str, Sequence[PlacementGroup]], me: str, bundle: Resources) -> float:
     """Return how many workers a sweep may keep beside other jobs that wait for places.
 
     Args:
-        jobs: what each job has and waits for, by its id.
+        jobs: the placement groups of each job, by its id.
         me: the sweep's own job.
         bundle: the resources of one of its workers. Jobs that need others, too, are no better off without it.
     """
-    own = jobs[me].held if me in jobs else 0
-    kinds = {kind for kind, amount in bundle.items() if amount}
-    others = [
-        each for job, each in jobs.items() if job != me and any(kinds.issuperset(kind) for kind in each.waits_for)
-    ]
-    least = min((each.held for each in others), default=own)
+    held = {job: sum(not group.waiting for group in groups) for job, groups in jobs.items()}
+    own, kinds = held.get(me, 0), {kind for kind, amount in bundle.items() if amount}
+
+    def waits(groups: Sequence[PlacementGroup]) -> bool:
+        return any(each.waiting and kinds.issuperset(chain(*each.bundles)) for each in groups)
+
+    least = min((held[job] for job, groups in jobs.items() if job != me and waits(groups)), default=own)
     if own and (least == 0 or own - least >= 2):
         return (own + least + 1) // 2 if own > 1 else 0
     return math.inf
@@ -68,12 +70,12 @@ class SharedCluster:
 
         def look() -> None:
             with suppress(Exception):  # if the cluster doesn't answer, the sweep itself reports it
-                self.share(*places_of_jobs())
+                self.share(*groups_of_jobs())
 
         with repeated(look, seconds=SECONDS_BETWEEN_LOOKS, name="mlmclm-other-jobs"):
             yield
 
-    def share(self, jobs: Mapping[str, JobPlaces], me: str) -> None:
+    def share(self, jobs: Mapping[str, Sequence[PlacementGroup]], me: str) -> None:
         """Set `most` by what all jobs have and wait for now; see `shared_with`."""
         most, now = shared_with(jobs, me, self._bundle), time.monotonic()
         if most == math.inf:
