@@ -370,7 +370,8 @@ def _own_function(part: Any) -> types.FunctionType | None:
     if not callable(part) or isinstance(part, type):
         return None
     found = inspect.unwrap(part, stop=lambda each: is_own(str(getattr(each, "__globals__", {}).get("__name__", ""))))
-    return found if isinstance(found, types.FunctionType) else None
+    # From Python 3.14 on, a class has a function that computes its annotations: its source says them.
+    return found if isinstance(found, types.FunctionType) and found.__name__ != "__annotate__" else None
 
 
 def _methods(value: type) -> list[types.FunctionType]:

@@ -556,6 +556,8 @@ MAIN = {
     ),
     "an object with slots": ("class KNN:\n    __slots__ = ('k',)\nVALUENN = KNN(); VALUENN.k = 1", "k = 1", "k = 2"),
     "a dataclass": ("@dataclass\nclass KNN:\n    k: int = 1\nVALUENN = KNN()", "= 1", "= 2"),
+    "a dataclass with slots": ("@dataclass(slots=True)\nclass VALUENN:\n    k: int = 1", "= 1", "= 2"),
+    "a class with annotations": ("class VALUENN:\n    k: int = 1", "= 1", "= 2"),
     "a class": ("class VALUENN:\n    k = 1", "k = 1", "k = 2"),
     "an attribute that is set": ("class VALUENN:\n    k = 1\nVALUENN.k = 2", "k = 2", "k = 3"),
     "a method that is set": (

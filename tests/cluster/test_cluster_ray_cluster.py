@@ -54,6 +54,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp_path: Path) -> None:
+    others = psutil.Process().children()  # of other tests: from Python 3.14 on, multiprocessing's tracker of resources
     with ray_session(tmp_path, num_cpus=1, dashboard=True) as session:
         assert session.local
         assert ray.cluster_resources()["CPU"] == 1
@@ -67,7 +68,7 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
         discovery = private.with_suffix(".json")
         assert discovery.is_file()
         assert private.stat().st_mode & 0o077 == 0, "Ray makes its own root folder one that everyone may write to"
-        daemons = psutil.Process().children(recursive=True)
+        daemons = [each for each in psutil.Process().children(recursive=True) if each not in others]
         listening = {
             address.laddr.ip
             for daemon in daemons
@@ -228,11 +229,11 @@ def test_the_address_of_a_dashboard_is_the_users_error(tmp_path: Path, address: 
 def test_a_start_that_fails_leaves_no_process_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start, left = Node.start_ray_processes, []
+    start, others, left = Node.start_ray_processes, psutil.Process().children(), []
 
     def fail_once(node: Node) -> None:
         if not left:
-            left.extend(psutil.Process().children())
+            left.extend(each for each in psutil.Process().children() if each not in others)
             raise Exception("The current node timed out during startup.")
         start(node)
 
