@@ -115,6 +115,8 @@ class PlannedSweep:
             yield f"{self.cells_waiting:,} of them wait for the cell with the best validation score to start from ({starts})"
         if self.expected is not None:
             yield from self._expected_lines(self.expected)
+        elif not self.cells_estimated and self.cells_to_compute > self.cells_waiting:
+            yield "time: unknown, as these cells have no models or no prepared data yet"
         if self.evaluations is not None:
             yield f"zero-shot evaluations: {self.evaluations_to_compute:,} of {self.evaluations:,} to compute"
         if self.power is not None:

@@ -253,6 +253,7 @@ def test_figures_for_papers_are_written_by_the_verb_and_from_python(finished: St
 def test_the_plan_is_typed_and_says_what_a_dry_run_prints(finished: Study, run: Run) -> None:
     plan = finished.plan()
     assert plan.sweep is not None and (plan.sweep.cells, plan.sweep.cells_to_compute) == (8, 0)
+    assert "time:" not in str(plan)
     assert plan.models == {"euro": "the folder euro", "tiny": "the folder llama"}
     words = ("--model", "euro=euro", "--model", "tiny=llama", "--space", "space.yaml", "--name", "mine")
     for form, printed in (("--json", json.dumps(plan.as_dict(), indent=1)), ("--dry-run", str(plan))):

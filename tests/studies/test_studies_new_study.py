@@ -127,7 +127,7 @@ def test_try_shows_what_is_in_the_file_and_its_dry_run_writes_nothing(folder: Pa
     shares = ", ".join(f"{label} {count} ({count / 140:.0%})" for label, count in train.items())
     code, out, errors = run("try", "reviews.csv", "--model", "one", "--seeds", "2", "--dry-run")
     assert code == 0 and train.sum() == 140, errors
-    assert f"2: {shares}" in out and "cells: 6 of 6 to compute" in out, out
+    assert f"2: {shares}" in out and "cells: 6 of 6 to compute" in out and "time: unknown" in out, out
     assert [path for path in sorted(folder.rglob("*")) if folder / "store" not in path.parents] == before
     code, _, errors = run("try", "reviews.csv", "--dry-run")
     assert code == 2 and "--model is missing" in errors
