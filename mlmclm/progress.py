@@ -28,7 +28,7 @@ Markup is off, as paths and names may contain brackets.
 SECONDS_OF_SILENCE = 3.0
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_QUIET_LINES = 30.0
-"""Interval of lines that only say that work is going on."""
+"""Longest interval of lines that only say that work is going on; the first come sooner."""
 
 
 class Bar:
@@ -160,10 +160,12 @@ class Bar:
 
     def _say_that_work_goes_on(self) -> None:
         seconds = SECONDS_BETWEEN_LINES
-        while not self._over.wait(seconds):
-            if time.monotonic() - self._printed >= seconds:
+        while not self._over.wait(max(0.0, self._printed + seconds - time.monotonic())):
+            if time.monotonic() - self._printed < seconds:  # the work has said something itself
+                seconds = SECONDS_BETWEEN_LINES
+            else:
                 self._line()
-            seconds = SECONDS_BETWEEN_QUIET_LINES
+                seconds = min(2 * seconds, SECONDS_BETWEEN_QUIET_LINES)
 
     def _count(self) -> str:
         if not self.done and self.total is None:  # nothing is counted, or not yet

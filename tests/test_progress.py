@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 import time
 from contextlib import suppress
@@ -103,6 +104,31 @@ def test_a_line_says_that_work_goes_on_where_nothing_has_happened_yet(monkeypatc
             time.sleep(0.01)
         bar.update(10)
     assert written.getvalue().startswith("pretraining: 0/10, ")
+
+
+def test_work_that_stops_counting_is_never_silent_for_longer_than_the_longest_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "console", Console(file=written))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.threading.Thread, "start", lambda self: None)
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            """Let time pass; a part is finished at 16 s."""
+            before, now[0] = now[0], now[0] + (timeout or 0.0)
+            if before < 16.0 <= now[0]:
+                now[0] = 16.0
+                bar.update(19)
+            return now[0] > 120.0
+
+    with Bar("reading", 20, unit="parts") as bar:
+        bar._over = Clock()
+        bar._say_that_work_goes_on()
+    times = [int(line.split(", ")[1].split()[0]) for line in written.getvalue().splitlines()]
+    assert times[:4] == [5, 15, 20, 30], "after news the next line comes soon"
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) == 30
 
 
 def test_work_without_a_count_shows_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
