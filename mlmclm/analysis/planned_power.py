@@ -10,7 +10,7 @@ first step of the correction (`power.smallest_differences`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -51,8 +51,8 @@ class TaskNoise:
     models: int = 0
 
 
-def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
-    """Return the noise of each task for which a study's results show any.
+def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[str, TaskNoise]:
+    """Return the noise of each task for which a study's results show any, of some models (all by default).
 
     The variance of a seed is the mean over models of that of the whole procedure (`effects`), which has the noise of the choice and of lost
     runs too. It falls with the number of seeds, except where rates that are level with each other have different scores.
@@ -60,11 +60,15 @@ def noise_of(analysis: Analysis) -> dict[str, TaskNoise]:
     found = {}
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
     for task in sorted(analysis.families):
-        known = {run: own for run in analysis.models if (own := _model_noise(analysis, (run, task))) is not None}
+        known = {
+            run: own for run in models or analysis.models if (own := _model_noise(analysis, (run, task))) is not None
+        }
         if not known:
             continue
         variances, freedom, runs = zip(*known.values(), strict=True)
-        effects = [each for (_, its), each in analysis.run_effects.items() if its == task]
+        effects = [
+            each for (run, its), each in analysis.run_effects.items() if its == task and (not models or run in models)
+        ]
         pairs = (((1.0, one), (-1.0, other)) for one, other in combinations(effects, 2))
         moved = [parts for pair in pairs if (parts := test_set_noise(pair))]
         test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]

@@ -20,12 +20,13 @@ from mlmclm.reports import text
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.sweeps.cells import ListedCell
+from mlmclm.sweeps.cells import ListedCell, added_rates
 from mlmclm.sweeps.manifest import FILE, read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 
 if TYPE_CHECKING:
+    from mlmclm.analysis.analyse import Analysis
     from mlmclm.analysis.planned_power import PlannedPower, TaskNoise
 
 DIFFERENCE = 0.5
@@ -38,6 +39,7 @@ class PowerPlan:
 
     Attributes:
         planned: None if the noise of no task is known.
+        found: whether all results are there, so that the smallest differences are those that the report says.
         known: the noise of the tasks, with its source.
         tasks: all tasks.
         models, seeds: their numbers.
@@ -51,6 +53,7 @@ class PowerPlan:
     models: int
     seeds: int
     unknown_runs: Sequence[str]
+    found: bool = False
 
     @property
     def unknown(self) -> list[str]:
@@ -109,7 +112,8 @@ class PowerPlan:
             if ALL_TASKS in seen and len(self.tasks) > 1:
                 values["the mean over tasks"] = f"{100 * seen[ALL_TASKS]:.1f}"
             runs = f" and {own.runs} pretraining runs of each model" if own.runs > 1 else ""
-            yield f"with {self.seeds} seeds{runs} you will see {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
+            see = "its results can show" if self.found else "you will see"
+            yield f"with {self.seeds} seeds{runs} {see} {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
         if enough := {task: str(number) for task, number in own.needed.items() if number is not None}:
             yield f"{points} at {power} takes {_on(enough, 'seeds')}"
         more = {task: own.runs_needed.get(task) for task, number in own.needed.items() if number is None}
@@ -124,9 +128,14 @@ class PowerPlan:
             yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
 
 
-def power_plan(sweep: StudySweep) -> PowerPlan | None:
-    """Say what a study's sweep will be able to find; None if it has one model."""
-    from mlmclm.analysis.planned_power import planned_power
+def power_plan(sweep: StudySweep, cells: Sequence[Cell], *, complete: bool) -> PowerPlan | None:
+    """Say what a study's sweep will be able to find; None if it has one model.
+
+    Args:
+        cells: of the sweep, as far as they can be planned.
+        complete: whether they are all, and have results.
+    """
+    from mlmclm.analysis.planned_power import noise_of, planned_power
 
     space, models, declared = sweep.space, sweep.compared, sweep.declared()
     if len(models) < 2:
@@ -141,8 +150,14 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
     metrics = {name: task.metric for name, task in declared.items()}
     store, replicate_of = sweep.place.store, sweep.replicate_of
     runs = {*models, *(run for run, first in replicate_of.items() if first in models)}
-    cells = [cell for cell in sweep.plan().cells if cell.model in runs]
-    known = own_noise(cells, space, store, kind=sweep.file.kind, replicate_of=replicate_of) | stated_noise(space)
+    results_store, analysis = ResultsStore(store), analysed(sweep, cells) if complete else None
+    if analysis is not None:
+        shown = noise_of(analysis, runs)
+    else:
+        listed = (cell for cell in cells if cell.model in runs and cell.learning_rate in space.learning_rates)
+        shown = shown_noise(results_store.results(listed), space, results_store, replicate_of)
+    known = {task: KnownNoise(own, f"{_runs(own)} of this {sweep.file.kind}") for task, own in shown.items()}
+    known |= stated_noise(space)
     number = min(Counter(replicate_of.get(run, run) for run in runs).values())
     of_runs = {task for task, own in known.items() if number == 1 or own.noise.pretraining is not None}
     if lacking := [task for task in space.tasks if task not in of_runs]:
@@ -150,6 +165,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
             known[task] = known[task].with_pretraining_of(own) if task in known else own
     known = {task: known[task] for task in space.tasks if task in known}
+    found = {} if analysis is None else {name: own for name, own in analysis.smallest.items() if not math.isnan(own)}
     noise, seeds = {task: own.noise for task, own in known.items()}, len(space.seeds)
     unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
     planned = None
@@ -158,6 +174,8 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         families = {name: task.family for name, task in declared.items()}
         rates = len(space.learning_rates)
         planned = planned_power(noise, families, models, seeds, rates, DIFFERENCE / 100, runs=several)
+        if found:
+            planned = replace(planned, smallest=found)
     return PowerPlan(
         planned=planned,
         known=known,
@@ -165,6 +183,7 @@ def power_plan(sweep: StudySweep) -> PowerPlan | None:
         models=len(models),
         seeds=seeds,
         unknown_runs=unknown_runs,
+        found=bool(found),
     )
 
 
@@ -246,21 +265,11 @@ def shown_noise(
     return noise_of(analyse(map(dict, results), rule=space.rule, folds=folds, replicate_of=replicate_of or {}))
 
 
-def own_noise(
-    cells: Iterable[Cell], space: Space, store: Path, *, kind: str, replicate_of: Mapping[str, str]
-) -> dict[str, KnownNoise]:
-    """Return the noise that the results of a study's own cells at listed learning rates show, by task.
-
-    Args:
-        kind: the word for the study.
-        replicate_of: as in `analysis.analyse`.
-    """
-    results_store, rates = ResultsStore(store), set(space.learning_rates)
-    results = results_store.results(cell for cell in cells if cell.learning_rate in rates)
-    return {
-        task: KnownNoise(noise, f"{_runs(noise)} of this {kind}")
-        for task, noise in shown_noise(results, space, results_store, replicate_of).items()
-    }
+def analysed(sweep: StudySweep, cells: Sequence[Cell]) -> Analysis:
+    """Return the analysis of a sweep's results, as its report has it."""
+    setting, results_store = sweep.setting(), ResultsStore(sweep.place.store)
+    grid = replace(setting.grid, added=added_rates(cells, setting.grid.learning_rates))
+    return replace(setting, grid=grid).analyse(results_store.results(cells), results_store)
 
 
 def earlier_noise(

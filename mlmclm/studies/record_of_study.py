@@ -40,7 +40,7 @@ from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
 from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.prepare import initial_models
 from mlmclm.studies.study_file import AnyFile, StudyFile
-from mlmclm.studies.study_sweep import StudySweep, setting_of
+from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import added_rates
 from mlmclm.sweeps.manifest import read_manifest
@@ -54,12 +54,8 @@ def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
     Args:
         facts: `study_facts` of it.
     """
-    file, metrics = sweep.file, {name: task.metric for name, task in sweep.declared().items()}
-    setting = setting_of(
-        tuple(file.models), file.baseline, sweep.space, metrics, tasks=sweep.tasks, replicate_of=sweep.replicate_of
-    )
     return {
-        "about": about_value(facts, setting),
+        "about": about_value(facts, sweep.setting()),
         "states": STATES_TYPE.dump_python(_states(sweep), mode="json"),
     }
 

@@ -259,5 +259,5 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         price=price,
         evaluations=asked,
         evaluations_to_compute=(asked or 0) - there,
-        power=power_plan(sweep),
+        power=power_plan(sweep, planned.cells, complete=not to_compute),
     )

@@ -113,6 +113,13 @@ class StudySweep:
         space, task_dirs = self.space, self.place.task_dirs
         return {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
 
+    def setting(self) -> AnalysisSetting:
+        """Return how its results are analysed."""
+        file, metrics = self.file, {name: task.metric for name, task in self.declared().items()}
+        return setting_of(
+            tuple(file.models), file.baseline, self.space, metrics, tasks=self.tasks, replicate_of=self.replicate_of
+        )
+
 
 def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, ModelName]:
     """Return the plans of given models that a study of the store has trained; none if they are of several studies.

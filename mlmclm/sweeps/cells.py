@@ -102,7 +102,7 @@ def expand(
 
 
 def added_rates(
-    cells: Iterable[ListedCell], listed: Collection[float]
+    cells: Iterable[Cell | ListedCell], listed: Collection[float]
 ) -> dict[tuple[str, str, str], tuple[float, ...]]:
     """Return the learning rates of cells that are not in a list, by (model, task, setting), in their order."""
     added: dict[tuple[str, str, str], dict[float, None]] = {}

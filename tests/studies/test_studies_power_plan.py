@@ -70,6 +70,17 @@ def store(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+def planted(cell: Cell, wide: float = 1.0) -> dict[str, Any]:
+    """Return a cell's result with planted noise, so many times as large as elsewhere."""
+    metric, shift = cell.declared.metric, int(cell.learning_rate > 1e-3)
+    centre = 0.7 - 6 * NOISE[cell.task] * shift
+    # Any three seeds in a row have exactly this deviation; rates and splits do not go together.
+    steps = [(Seeds.of(cell.seed).head + shift + split) % 3 - 1 for split in (0, 1)]
+    values = [centre + wide * NOISE[cell.task] * step for step in steps]
+    scores = {split: {metric: value} for split, value in zip(("validation", "test"), values, strict=True)}
+    return make_result(cell) | {"metric": metric, "scores": scores, "protocol": cell.identity()}
+
+
 @pytest.fixture
 def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list[Cell]]]:
     """Compute a sweep's cells with scores of planted noise, and return the missing cells of each round."""
@@ -80,13 +91,7 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list
         missing = results_store.missing(cells)
         asked.extend([missing] if missing else [])
         for cell in missing:
-            metric, shift = cell.declared.metric, int(cell.learning_rate > 1e-3)
-            centre = 0.7 - 6 * NOISE[cell.task] * shift
-            # Any three seeds in a row have exactly this deviation; rates and splits do not go together.
-            steps = [(Seeds.of(cell.seed).head + shift + split) % 3 - 1 for split in (0, 1)]
-            values = [centre + NOISE[cell.task] * step for step in steps]
-            scores = {split: {metric: value} for split, value in zip(("validation", "test"), values, strict=True)}
-            results_store.write(make_result(cell) | {"metric": metric, "scores": scores, "protocol": cell.identity()})
+            results_store.write(planted(cell))
         return SweepOutcome(results_store.results(cells), computed=len(missing), reused=len(cells) - len(missing))
 
     def run(sweep: StudySweep) -> list[list[Cell]]:
@@ -146,6 +151,19 @@ def test_a_plan_says_what_earlier_results_show_and_where_they_are(
     # Results by another protocol or at other rates say nothing of this one's.
     other = study(folder, store, name="other", seeds=[0, 1], protocol={**SPACE["protocol"], "batch_size": 4})
     assert "nothing is known yet of the noise of sst2 and conll2003" in str(other.plan())
+
+
+def test_a_finished_grid_s_plan_says_the_differences_that_its_report_says(folder: Path, store: Path) -> None:
+    """A plan takes all models for equally noisy, and promised a third less than such results show."""
+    sweep, results_store = swept(folder, store), ResultsStore(store)
+    cells = sweep.plan().cells
+    for cell in cells:
+        results_store.write(planted(cell, wide=9.0 if (cell.model, cell.learning_rate) == ("a", 1e-3) else 1.0))
+    report = sweep.setting().analyse(results_store.results(cells), results_store).smallest
+    plan = study(folder, store).plan()
+    assert plan.as_dict()["power"]["smallest_differences"] == {name: 100 * value for name, value in report.items()}
+    assert f"with 3 seeds its results can show {100 * report['sst2']:.1f} points on sst2" in str(plan)
+    assert "with 4 seeds you will see " in str(study(folder, store, seeds=[0, 1, 2, 3]).plan())
 
 
 def test_one_model_has_no_difference_to_find(folder: Path, store: Path) -> None:
