@@ -38,7 +38,6 @@ from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import hub_source, source_of
 from mlmclm.tracking.address import (
@@ -151,7 +150,7 @@ class StudyTracking(FollowerProcess):
         Args:
             models: what the report says of models that the study trains; without it, their tokens are not known.
         """
-        tasks = self._tasks(space)
+        tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
         if isinstance(self._file, StudyFile):
             tokens, data = {each.name: str(each.tokens) for each in models}, self._file.source
             abouts = {
@@ -220,9 +219,6 @@ class StudyTracking(FollowerProcess):
         )
         self._put([*models, *groups, sweep])
 
-    def _tasks(self, space: Space) -> dict[str, Task]:
-        return {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-
     def _source_of(self, model: str) -> str | None:
         """Return where a model is from; None if a stage of the study trains it."""
         if isinstance(self._file, SweepFile):
@@ -239,7 +235,6 @@ class StudyTracking(FollowerProcess):
         return sweep_record(
             self._file.name,
             models=tuple(self._file.models),
-            main_scores={name: task.metric for name, task in self._tasks(space).items()},
             tasks=space.tasks,
             learning_rates=space.learning_rates,
             seeds=space.seeds,

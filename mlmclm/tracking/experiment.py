@@ -85,7 +85,7 @@ def _opened(client: MlflowClient, name: str, artifacts: str | None) -> str:
         # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
         client.restore_experiment(found.experiment_id)
     number = client.create_experiment(name, artifact_location=artifacts) if found is None else found.experiment_id
-    for tag, value in view_tags({}).items():
+    for tag, value in view_tags().items():
         if found is None or tag not in found.tags:  # else they are the study's own (`views.sweep_record`)
             client.set_experiment_tag(number, tag, value)
     return str(number)

@@ -11,15 +11,13 @@ MODEL_TRAINING = "workflowType=machine_learning"
 """Query that selects MLflow's view for model training; a fresh browser would open the one for generative AI."""
 BY_SCORE = "orderByKey=metrics.%60score%60&orderByAsc=false"
 VIEW, CELLS, CHARTS = "mlmclm", "mlmclm-cells", "mlmclm-charts"
-"""Keys of a study's views: the table of its summaries, that of its cells, and charts of the summaries."""
-OF_GROUPS, OF_CELLS, WITHOUT_TASKS = (f"tags.`mlmclm.kind` {test}" for test in ("= 'group'", "= 'cell'", "!= 'cell'"))
-WITHOUT_TASKS += " and tags.`mlmclm.kind` != 'group'"
+"""Keys of a study's views: the table of its models, that of its cells, and charts of the models."""
+OF_MODELS, OF_GROUPS, OF_CELLS = (f"tags.`mlmclm.kind` = '{kind}'" for kind in ("model", "group", "cell"))
+WITHOUT_TASKS = "tags.`mlmclm.kind` != 'cell' and tags.`mlmclm.kind` != 'group'"
 """Filters of MLflow's run search."""
 ABOUT_MODELS = ("params.objective", "params.size", "params.mask_ratio", "params.tokens")
-MOST_TASKS = 40
-"""Tasks that have columns in the tables, as a tag is of 5,000 characters at most."""
-CHART_PARAMS, CHART_METRICS = ("objective", "size", "mask_ratio", "task"), ("best_learning_rate", "score")
-"""Axes of the parallel coordinates."""
+MOST_TASKS, MOST_CHARTS = 40, 8
+"""Tasks that have columns in the tables, and bars of their own in the charts' first section, as a tag is of 5,000 characters at most."""
 
 
 def metric_name(name: str) -> str:
@@ -27,35 +25,25 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_").replace("+", "_and_")
 
 
-def view_tags(main_scores: Mapping[str, str], charts_by: str = "objective") -> dict[str, str]:
+def view_tags(tasks: Sequence[str] = (), charts_by: str = "objective") -> dict[str, str]:
     """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
 
-    No column of its tables has scores by different metrics. A tag's value has the form that MLflow's web interface (3.17) gives
-    to a view that a user saves there.
+    No column or chart has scores on several tasks, but for means over all of them. A tag's value has the form that MLflow's web interface
+    (3.17) gives to a view that a user saves there.
 
     Args:
-        main_scores: the main score of each task; without these, the tables have no columns of single tasks.
+        tasks: that have columns and charts.
         charts_by: the parameter over whose values the charts' bars are.
     """
-    tasks = [f"metrics.{metric_name(task)} score" for task in list(main_scores)[:MOST_TASKS]]
-    scores = [f"metrics.test_{metric_name(part)}" for score in main_scores.values() for part in score.split("+")]
-    mean = ("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.sd_seeds")
-    of_cells = (
-        *("params.learning_rate", "params.seed", "params.setting", "params.model", "params.task"),
-        *ABOUT_MODELS,
-    )
-    of_groups = (
-        *mean,
-        "metrics.validation_score",
-        "metrics.best_learning_rate",
-        "params.task",
-        "params.model",
-        *ABOUT_MODELS,
-    )
+    scores = [metric_name(f"{task} score") for task in tasks]
+    columns = [f"metrics.{name}" for name in scores[:MOST_TASKS]]
+    of_models = ("metrics.score", "metrics.score_low", "metrics.score_high", "metrics.sd_seeds", *columns)
+    of_cells = ("params.learning_rate", "params.seed", "params.setting", "params.model", "params.task")
+    charted = ("params.model", *of_models, *ABOUT_MODELS)
     views = (
-        (VIEW, "Scores", _table((*mean, *tasks, *ABOUT_MODELS), WITHOUT_TASKS)),
-        (CELLS, "Cells", _table((*dict.fromkeys(scores), *of_cells), OF_CELLS)),
-        (CHARTS, f"Charts by {charts_by}", _table(of_groups, OF_GROUPS) | _charts(charts_by)),
+        (VIEW, "Scores", _table((*of_models, *ABOUT_MODELS), WITHOUT_TASKS)),
+        (CELLS, "Cells", _table((*columns, *of_cells, *ABOUT_MODELS), OF_CELLS)),
+        (CHARTS, f"Charts by {charts_by}", _table(charted, OF_MODELS) | _charts(charts_by, scores[:MOST_CHARTS])),
     )
     return {
         f"mlflow.sharedViewState.{key}": json.dumps({"name": name, "createdAt": 0, "state": json.dumps(state)})
@@ -73,17 +61,15 @@ def _table(columns: Sequence[str], condition: str) -> dict[str, Any]:
     }
 
 
-def _charts(by: str) -> dict[str, Any]:
-    """Return the state of MLflow's charts of a study's summaries: means by a parameter, and parallel coordinates."""
-    metrics = ("score", "validation_score", "sd_seeds")
-    charts: list[dict[str, Any]] = [{"type": "BAR", "metricKey": metric, "displayName": metric} for metric in metrics]
-    charts.append({"type": "PARALLEL", "selectedParams": CHART_PARAMS, "selectedMetrics": CHART_METRICS})
+def _charts(by: str, scores: Sequence[str]) -> dict[str, Any]:
+    """Return the state of MLflow's charts of a study's models: the mean and each task's score by a parameter, and parallel coordinates."""
+    charts: list[dict[str, Any]] = [
+        {"type": "BAR", "metricKey": name, "displayName": name} for name in ("score", *scores, "sd_seeds")
+    ]
+    axes = [name.removeprefix("params.") for name in ABOUT_MODELS[:3]]
+    charts.append({"type": "PARALLEL", "selectedParams": axes, "selectedMetrics": (*scores, "score")})
     fixed = {"metricSectionId": "scores", "deleted": False, "isGenerated": False, "runsCountToCompare": 100}
     return {
-        # MLflow loads 100 runs at a time; in the table's order, these would be the best ones.
-        "orderByKey": "params.`task`",
-        "orderByAsc": True,
-        "searchFilter": OF_GROUPS,
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": by}]},
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],

@@ -18,7 +18,7 @@ from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
 from mlmclm.tracking.records import DataSet, ModelRecord, Point, RunRecord, Status
-from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, metric_name, runs_page, view_tags
+from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, OF_MODELS, metric_name, runs_page, view_tags
 
 NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
 EXPERIMENT_ID = "{experiment}"
@@ -49,11 +49,11 @@ def filter_of(model: str, task: str) -> str:
 
 
 def run_pages(address: str, experiment: str, models: Iterable[str], tasks: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return the pages of a study's summaries on an MLflow server by (model, task), and of all of a model's by (model, "")."""
-    filters = {(model, ""): f"params.model = '{model}'" for model in models}
-    filters |= {(model, task): filter_of(model, task) for model, _ in list(filters) for task in tasks}
+    """Return the pages on an MLflow server of a study's models, by (model, ""), and of their summaries by (model, task)."""
+    filters = {(model, ""): f"{OF_MODELS} and params.model = '{model}'" for model in models}
+    filters |= {(model, task): f"{OF_GROUPS} and {filter_of(model, task)}" for model, _ in filters for task in tasks}
     base = address.rstrip("/")
-    return {pair: f"{base}/{runs_page(experiment, f'{OF_GROUPS} and {own}')}" for pair, own in filters.items()}
+    return {pair: f"{base}/{runs_page(experiment, own)}" for pair, own in filters.items()}
 
 
 def sweep_record(
@@ -64,7 +64,6 @@ def sweep_record(
     learning_rates: Sequence[float],
     seeds: Sequence[Seed],
     baseline: str | None = None,
-    main_scores: Mapping[str, str] | None = None,
     points: int = 0,
     cells: int = 0,
     main_metrics: str = "standard",
@@ -90,7 +89,6 @@ def sweep_record(
         pages: links to other programs that show the study, by name.
         baseline: the model that the others must beat.
         given: whether the models are given, so that the charts are by model: no objective is known.
-        main_scores: the main score of each task, for the columns of the experiment's views.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         cells: their number, if results have added some.
@@ -133,7 +131,7 @@ def sweep_record(
         ),
         metrics=_single_points(metrics or {}, time_ms),
         artifacts=artifacts,
-        experiment={NOTE_TAG: note, **view_tags(main_scores or {}, "model" if given else "objective")},
+        experiment={NOTE_TAG: note, **view_tags(tasks, "model" if given else "objective")},
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -303,6 +301,8 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
     scores = result["scores"] or {}
     main = {"score": "test", "validation_score": "validation"}
     named = {name: value_of(scores[split], metric) for name, split in main.items() if split in scores}
+    if "score" in named:
+        named[f"{task} score"] = named["score"]
     named |= {f"test_{name}": value for name, value in scores.get("test", {}).items()}
     metrics += _single_points({**named, "cost_seconds": seconds, "steps": result["steps"]}, finished)
     rate, seed = result["learning_rate"], read_seed(result["seed"])

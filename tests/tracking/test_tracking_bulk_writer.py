@@ -196,7 +196,7 @@ def test_a_run_that_is_announced_after_its_end_still_starts_before_it(store: Pat
 
 @pytest.mark.slow
 def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_and_its_own(store: Path) -> None:
-    export(store, RECORDS[:2])
+    export(store, RECORDS[:3])
     with running_server(store) as (links, _):
         base = links["study"].partition("/#/")[0]
         client = MlflowClient(base)
@@ -214,7 +214,7 @@ def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_
                 runs = client.search_runs([number], saved_views.OF_CELLS, max_results=5000)
                 counts.append(len(runs))
                 client.set_tag(group.info.run_id, "seen", str(counts[-1]))
-                assert all(len(run.data.metrics) == 6 for run in runs), "a run is shown before it is whole"
+                assert all(len(run.data.metrics) == 7 for run in runs), "a run is shown before it is whole"
             assert written.result() == len(cells)
         assert client.get_run(group.info.run_id).data.tags["seen"] == "700"
         children = client.search_runs([number], f"tags.`mlflow.parentRunId` = '{group.info.run_id}'", max_results=5000)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -192,8 +193,7 @@ def test_links_open_the_summaries_cells_and_charts_of_studies(base: str) -> None
 
 @pytest.mark.parametrize("by", ["objective", "model"])
 def test_the_charts_show_what_summaries_have_and_fit_into_a_tag(by: str) -> None:
-    every = {f"{name}-{n}": task.metric for n in range(4) for name, task in find_tasks().items()}
-    tags = saved_views.view_tags(every, by)
+    tags = saved_views.view_tags([f"{name}-{n}" for n in range(4) for name in find_tasks()], by)
     assert max(map(len, tags.values())) <= 5000, "MLflow takes no longer values"
     (value,) = [value for key, value in tags.items() if key.endswith(saved_views.CHARTS)]
     state = json.loads(json.loads(value)["state"])
@@ -208,6 +208,35 @@ def test_the_charts_show_what_summaries_have_and_fit_into_a_tag(by: str) -> None
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} <= {
         section["uuid"] for section in state["compareRunSections"]
     }
+
+
+def test_no_column_and_no_chart_of_a_view_has_scores_on_several_tasks() -> None:
+    """A column `test_accuracy` had the accuracy of tags, which is no score of its task, above that of another task's classes."""
+    tags = {"f1": ("ner", {"f1": 0.7, "accuracy": 0.9}), "accuracy": ("kind", {"accuracy": 0.6})}
+    cells = [
+        views.cell_record("s", make_result(task=task, metric=metric, scores={"test": scores}))
+        for metric, (task, scores) in tags.items()
+    ]
+    shown = saved_views.view_tags(["ner", "kind"])
+    states = {
+        key: json.loads(json.loads(shown[f"mlflow.sharedViewState.{key}"])["state"])
+        for key in (saved_views.VIEW, saved_views.CELLS, saved_views.CHARTS)
+    }
+    columns = {
+        key: [name.split("`")[1] for name in state["selectedColumns"] if name.startswith("metrics.")]
+        for key, state in states.items()
+    }
+    means = ["score", "score_low", "score_high", "sd_seeds"]
+    assert columns == {
+        saved_views.VIEW: [*means, "ner score", "kind score"],
+        saved_views.CELLS: ["ner score", "kind score"],
+        saved_views.CHARTS: [*means, "ner score", "kind score"],
+    }
+    found = [{name: value for name, value, *_ in cell.metrics if name in columns[saved_views.CELLS]} for cell in cells]
+    assert found == [{"ner score": 0.7}, {"kind score": 0.6}]
+    assert states[saved_views.CHARTS]["searchFilter"] == saved_views.OF_MODELS, "whose `score` is a mean over all tasks"
+    page = views.run_pages("http://server", "7", ["m"], ["ner", "kind"])["m", ""]
+    assert parse_qs(page)["searchFilter"] == [f"{saved_views.OF_MODELS} and params.model = 'm'"]
 
 
 def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:

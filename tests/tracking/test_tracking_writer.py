@@ -140,7 +140,7 @@ def test_every_view_of_a_study_shows_the_runs_that_it_is_for(store: Path) -> Non
     assert shown == {
         saved_views.VIEW: {"sweep", "pretraining", "model"},
         saved_views.CELLS: {"cell"},
-        saved_views.CHARTS: {"group"},
+        saved_views.CHARTS: {"model"},
     }
 
 
