@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +114,7 @@ def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
 
 def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[str, Any]:
     """Return what is known of a job; `done`, `cells` and `seconds_left` count the trials of the study that it runs now."""
-    from mlmclm.studies.last_run import name_of, watch_of
+    from mlmclm.studies.last_run import watch_of
 
     started, ended = job.get("start_time"), job.get("end_time")
     about: dict[str, Any] = {
@@ -124,17 +124,35 @@ def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[
         **dict.fromkeys(("study", "done", "cells", "seconds_left", "link")),
     }
     try:
-        words = shlex.split(job["entrypoint"])
-        for program, verb, which in zip(words, words[1:], words[2:], strict=False):
-            if Path(program).name == "mlmclm" and verb in ("study", "sweep"):
-                about["study"] = name_of(which)
-                about["link"] = links.get(about["study"])
-                if ended is None:
-                    now = watch_of(about["study"], store).look()
-                    about |= {"done": now.done, "cells": now.total, "seconds_left": now.seconds_left}
+        about["study"] = _study_of(shlex.split(job["entrypoint"]))
+        if about["study"] is not None:
+            about["link"] = links.get(about["study"])
+            if ended is None:
+                now = watch_of(about["study"], store).look()
+                about |= {"done": now.done, "cells": now.total, "seconds_left": now.seconds_left}
     except (MlmclmError, ValueError):  # unlike quotes, the file is gone, or the study has no trials yet
         pass
     return about
+
+
+def _study_of(words: Sequence[str]) -> str | None:
+    """Return the name of the study that a shell's words run, as far as they say it; None if they run none."""
+    from mlmclm.cli import study, sweep
+    from mlmclm.studies.last_run import name_of
+
+    start = next((place for place, word in enumerate(words) if Path(word).name == "mlmclm"), len(words))
+    verb, *rest = [word for word in words[start + 1 :] if word != "--debug"] or [""]
+    if verb not in ("study", "sweep"):
+        return None
+    app = typer.Typer()
+    app.command()(study.study if verb == "study" else sweep.run)
+    command: Any = typer.main.get_command(app)
+    parser = command.make_parser(command.context_class(command, resilient_parsing=True))
+    given, *_ = parser.parse_args(rest[rest[:1] == ["run"] :])
+    named = [each.removeprefix("name=") for each in given.get("overrides") or () if each.startswith("name=")]
+    name = named[-1] if named else given.get("name") or (verb if given.get("model") else None)
+    name = name_of(given["file"]) if name is None and given.get("file") else name
+    return f"{name}-{given['part']}" if name and given.get("part") else name
 
 
 def _duration(seconds: float | None) -> str:
@@ -151,8 +169,9 @@ def _print(found: ServiceStatus, store: Path) -> None:
     for name, (used, total) in found.resources.items():
         scale, unit = (1 << 30, " GiB") if "memory" in name.lower() else (1, "")
         lines[name] = f"{used / scale:.3g} of {total / scale:.3g}{unit} in use"
+    width = max(map(len, lines))
     for name, text in lines.items():
-        show(f"{name:<18} {text or 'not started'}")
+        show(f"{name:<{width}} {text or 'not started'}")
     if about["jobs"]:
         rows = [
             (

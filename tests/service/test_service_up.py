@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -216,6 +217,32 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(
     write_state(tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me))
     with pytest.raises(UserError, match=f"incomplete: MLflow doesn't answer at {gone}.*mlmclm down"):
         start(ServiceSettings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "study"),
+    [
+        ("python -m mlmclm study mine", "mine"),
+        ("/bin/mlmclm study --store s --part small mine", "mine-small"),
+        ("mlmclm --debug study mine.yaml recipe.batch=8 name=larger --json", "larger"),
+        ("mlmclm study mine.yaml", "from-its-file"),
+        ("cd x && mlmclm sweep --model a --model b --space glue", "sweep"),
+        ("mlmclm sweep run --space glue --name named --model a", "named"),
+        ("mlmclm sweep mine", "mine"),
+        ("mlmclm study --no-such-option mine", None),
+        ("mlmclm pretrain mine", None),
+        ("mlmclm study", None),
+        ("mlmclm", None),
+        ("python train.py", None),
+    ],
+)
+def test_a_job_s_study_is_the_one_that_its_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, study: str | None
+) -> None:
+    """A job with a name of its own was shown with the trials of the study whose file it took."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("name: from-its-file\nmodels: {a: x, b: y}\nspace: glue\n")
+    assert up._study_of(shlex.split(command)) == study
 
 
 def test_the_command_to_submit_with_survives_spaces(tmp_path: Path) -> None:
