@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from mlmclm.cli import init, options
 from mlmclm.cli.output import show_table
+from mlmclm.progress import starting
 
 
 def try_models(
@@ -37,7 +38,7 @@ def try_models(
 
     task = read_task(file, Overrides(family, tuple(text_column or ()), label_column), test=test, validation=validation)
     show_table(("what", "as inferred"), [*task.facts.items(), *(("note", note) for note in task.notes)])
-    with TemporaryDirectory() as temporary:
+    with TemporaryDirectory() as temporary, starting("loading libraries and reading the models"):
         folder = file.parent / f"{task.name}-study"
         resume = not dry_run or folder.exists()
         folder = folder if resume else Path(temporary) / folder.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import Session, check_cluster, cluster_address, prepare_environment, ray_session
-from mlmclm.progress import say
+from mlmclm.progress import Bar, say
 from mlmclm.service.state import MLFLOW
 from mlmclm.storage.addresses import send_files
 from mlmclm.storage.files import only_one
@@ -96,7 +97,8 @@ def one_session(
             nonlocal opened
             if not opened:
                 say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-                _open_session(stack, place, address, wait_for_nodes)
+                with Bar("waiting for Ray", brief=math.inf):
+                    _open_session(stack, place, address, wait_for_nodes)
                 opened = True
                 on_open()
             return nullcontext()  # whose end leaves the session open for the next phase

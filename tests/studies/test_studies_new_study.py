@@ -7,6 +7,7 @@ import json
 import random
 import shlex
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import mlmclm
+from mlmclm import progress
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
+from mlmclm.studies import new_study
 from mlmclm.studies.data_file import read_task
 from mlmclm.studies.new_study import LADDER, count_weights, rates_for, settings_for, write_study
 from mlmclm.studies.place import place_of
@@ -140,6 +143,23 @@ def test_try_shows_what_is_in_the_file_and_its_dry_run_writes_nothing(folder: Pa
     code, _, errors = run(*words)
     assert code == 2 and "study.yaml: it is not what this command writes. Run `mlmclm study" in errors
     shutil.rmtree(study.parent)
+
+
+def test_try_says_what_it_does_while_models_are_read(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+
+    def read(*_: object, **__: object) -> str:
+        assert said.wait(60), "nothing is said after the table"
+        raise UserError("enough")
+
+    def heard(text: str) -> None:
+        if "reading the models" in text:
+            said.set()
+
+    monkeypatch.setattr(new_study, "settings_for", read)
+    monkeypatch.setattr(progress, "SECONDS_OF_SILENCE", 0.0)
+    monkeypatch.setattr(progress, "say", heard)
+    assert run("try", "reviews.csv", "--model", "one", "--dry-run")[0] == 2
 
 
 def test_a_study_is_resumed_if_its_files_are_as_they_were_written(folder: Path, tmp_path: Path) -> None:
