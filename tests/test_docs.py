@@ -114,6 +114,14 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
+def test_the_glossary_has_at_most_25_terms_and_all_are_used() -> None:
+    rows = re.findall(r"^\| (.+?) \| ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)[1:]
+    terms = [term for row in rows for term in row.split(", ")]
+    others = " ".join((ROOT / page).read_text(encoding="utf-8") for page in FILES if page != "docs/glossary.md").lower()
+    assert len(rows) <= 25
+    assert [term for term in terms if term.lower() not in " ".join(others.split())] == []
+
+
 @pytest.mark.parametrize("page", FILES)
 def test_links_to_headings_lead_to_one(page: str) -> None:
     file = ROOT / page
