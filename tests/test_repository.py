@@ -39,21 +39,21 @@ def test_workflows_run_targets_of_the_makefile(workflow: Path) -> None:
     for job in loaded(str(workflow.relative_to(ROOT)))["jobs"].values():
         choices = job.get("strategy", {}).get("matrix", {}).get("target", [])
         for step in job["steps"]:
-            for target in re.findall(r"\bmake (\S.*)", step.get("run", "")):
-                assert {*choices} <= TARGETS if target.startswith("${{ matrix.target") else target in TARGETS, target
+            for targets in re.findall(r"\bmake (\S.*)", step.get("run", "")):
+                assert {*choices} <= TARGETS if "${{ matrix.target" in targets else {*targets.split()} <= TARGETS
                 made += 1
     assert made
 
 
 def test_the_weekly_workflow_leaves_the_constraints_out() -> None:
-    (job,) = loaded(".github/workflows/weekly.yml")["jobs"].values()
+    job = loaded(".github/workflows/weekly.yml")["jobs"]["test-all"]
     assert job["env"]["CONSTRAINTS"] == ""
     for file in ("Makefile", "scripts/install.sh"):
         assert "CONSTRAINTS" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_weekly_workflow_also_tries_versions_beyond_the_bounds(tmp_path: Path) -> None:
-    (job,) = loaded(".github/workflows/weekly.yml")["jobs"].values()
+    job = loaded(".github/workflows/weekly.yml")["jobs"]["test-all"]
     assert job["strategy"]["matrix"]["bounds"] == ["kept", "lifted"]
     (step,) = (step for step in job["steps"] if "lifted" in step.get("if", ""))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
