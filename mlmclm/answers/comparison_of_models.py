@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mlmclm.analysis.setups import SetupDifference
 
 
+NONE = "No clear difference"
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Two models, two cells, or two runs of another tool on the same test examples; differences are the first minus the second.
@@ -36,6 +39,7 @@ class Comparison:
         notes: what else differs between the two, and which cells are missing, in sentences.
         pretraining: how many pretraining runs each model has, in words; empty for cells.
         unit: what the sides are paired over: `example` or `task`.
+        sides: the names of the two.
     """
 
     rows: list[dict[str, Any]]
@@ -44,6 +48,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     pretraining: str = ""
     unit: str = "example"
+    sides: tuple[str, str] = ("The first", "The second")
 
     @property
     def verdict(self) -> str:
@@ -51,14 +56,17 @@ class Comparison:
         named: dict[str, list[str]] = {}
         rows = [*self.over, *self.rows]
         for row in [row for row in rows if "p_holm" in row] or rows:
-            ahead = "first" if row["difference"] > 0 else "second"
+            ahead, name = ("first", self.sides[0]) if row["difference"] > 0 else ("second", self.sides[1])
             clear = row.get("p_holm", row["p"]) < 1 - row["confidence"] and ahead not in row.get("at_chance", ())
-            words = f"The {ahead} scores higher" if row.get("apart", clear) else "No clear difference"
+            words = f"{name} scores higher" if row.get("apart", clear) else NONE
             named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
-        return "\n".join(f"{words} on {', '.join(named[words])}." for words in sorted(named))
+        order = sorted(named, key=lambda words: (words != NONE, words))
+        return "\n".join(f"{words} on {', '.join(named[words])}." for words in order)
 
     def __repr__(self) -> str:
-        return f"<comparison on {plural(len(self.rows), 'task')}>\n{self.verdict}"
+        return (
+            f"<comparison of {self.sides[0]} and {self.sides[1]} on {plural(len(self.rows), 'task')}>\n{self.verdict}"
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -167,7 +175,7 @@ def compare_models(
         notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
     notes += warnings(analysis)
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
-    return Comparison(rows, left_out, over, tuple(notes), pretraining)
+    return Comparison(rows, left_out, over, tuple(notes), pretraining, sides=names)
 
 
 class _LeftOut(Exception):

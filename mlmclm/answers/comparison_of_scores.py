@@ -145,7 +145,7 @@ def compare(
     corrected = holm([row["p"] for row in rows])
     tests = sum(not math.isnan(p) for p in corrected)
     rows = [row | {"p_holm": p, "tests": tests} for row, p in zip(rows, corrected, strict=True)]
-    return Comparison(rows, left_out, unit=unit)
+    return Comparison(rows, left_out, unit=unit, sides=(str(first), str(second)))
 
 
 def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:

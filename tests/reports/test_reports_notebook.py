@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ def test_results_and_comparisons_show_their_verdict_and_their_scores(tmp_path: P
     assert page.count("<tr>") + page.count("<tr ") == 1 + len(MODELS) and "fractions of 1" in page
     assert f"{results.best['score'].max():.4g}" in page and "nan" not in page.lower()
     found = results.compare(*MODELS)
-    assert repr(found) == f"<comparison on 1 task>\n{found.verdict}"
+    assert repr(found) == f"<comparison of {MODELS[0]} and {MODELS[1]} on 1 task>\n{found.verdict}"
+    wide = replace(found, rows=[found.rows[0] | {"difference": 0.1, "apart": True}])
+    assert wide.verdict.startswith(f"{MODELS[0]} scores higher on ")
     assert f"{found.rows[0]['difference']:.4g}" in found._repr_html_() and found.verdict in found._repr_html_()
 
 

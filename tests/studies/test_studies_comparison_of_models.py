@@ -60,7 +60,7 @@ def test_what_does_not_differ_clearly_comes_first(tmp_path: Path, capsys: pytest
     _show("b", "a", compared(made, tmp_path)[1])
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "No clear difference on pydocs-qa."
-    assert lines[3].startswith("The second scores higher on the mean over tasks, pydocs-fields, pydocs-kind")
+    assert lines[3].startswith("a scores higher on the mean over tasks, pydocs-fields, pydocs-kind")
     assert any(line.startswith("the interval covers other seeds; the examples are not kept") for line in lines)
     assert any("Based on one pretraining run of each model." in line for line in lines)
 
