@@ -95,8 +95,9 @@ class Analysis:
 
     @cached_property
     def smallest(self) -> Mapping[str, float]:
-        """The smallest true difference found with 80 % power by task and for the mean over tasks; without the baseline."""
-        models = [model for model in self.groups if model != self.baseline]
+        """The smallest true difference found with 80 % power by task and for the mean over tasks; without the baseline, if two others are there."""
+        others = [model for model in self.groups if model != self.baseline]
+        models = others if len(others) > 1 else list(self.groups)
         return smallest_differences(self.effects, models, self.families, self.confidence)
 
     @cached_property

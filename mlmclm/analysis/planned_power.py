@@ -58,17 +58,14 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
     runs too. It falls with the number of seeds, except where rates that are level with each other have different scores.
     """
     found = {}
+    counted = [run for run in analysis.models if models is None or run in models]
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
     for task in sorted(analysis.families):
-        known = {
-            run: own for run in models or analysis.models if (own := _model_noise(analysis, (run, task))) is not None
-        }
+        known = {run: own for run in counted if (own := _model_noise(analysis, (run, task))) is not None}
         if not known:
             continue
         variances, freedom, runs = zip(*known.values(), strict=True)
-        effects = [
-            each for (run, its), each in analysis.run_effects.items() if its == task and (not models or run in models)
-        ]
+        effects = [each for (run, its), each in analysis.run_effects.items() if its == task and run in counted]
         pairs = (((1.0, one), (-1.0, other)) for one, other in combinations(effects, 2))
         moved = [parts for pair in pairs if (parts := test_set_noise(pair))]
         test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]

@@ -22,7 +22,7 @@ from mlmclm.analysis.planned_power import (
     pretraining_noise,
     seeds_needed,
 )
-from mlmclm.analysis.power import smallest_difference
+from mlmclm.analysis.power import smallest_difference, smallest_differences
 from mlmclm.analysis.replicates import over_replicates
 from mlmclm.results.intervals import estimate
 
@@ -190,3 +190,12 @@ def test_the_noise_of_pretraining_is_recovered_with_what_tasks_share() -> None:
     assert found == pytest.approx({"s": 0.025, "t": 0.025}, rel=0.12)
     assert together == pytest.approx(0.015**2 / 0.025**2, abs=0.1)
     assert pretraining_noise(effects, ["s", "t"]) == ({}, 1.0)
+
+
+def test_the_smallest_difference_is_that_from_the_baseline_if_there_is_one_other_model() -> None:
+    """Its plan said one, and its report none."""
+    results = synthetic_results({"a": 0.7, "b": 0.6, "c": 0.5}, tasks=("rte",), noise=0.01)
+    two = [each for each in results if each["model"] != "c"]
+    assert analyse(two, "a").smallest == analyse(two).smallest and analyse(two).smallest["rte"] > 0
+    others = smallest_differences(analyse(results).effects, ["b", "c"], {"rte": ""})
+    assert analyse(results, "a").smallest == others
