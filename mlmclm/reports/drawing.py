@@ -26,7 +26,7 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.registry import KINDS, Registry
 from mlmclm.reports import text
-from mlmclm.reports.charts import Axis, Chart, Style, Whisker, shortened
+from mlmclm.reports.charts import LONGEST_NAME, Axis, Chart, Style, Whisker, shortened
 from mlmclm.reports.paired_models import PairedModels, pairs
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.svg_charts import svg_of
@@ -82,6 +82,7 @@ class ReportInput:
         listed: the models that have or should have results, the best first.
         tasks: those that have or should have results.
         every: the look of each model, with and without results.
+        plain: plain words for the models whose pretraining is known (`trends.plain_names`).
     """
 
     analysis: Analysis
@@ -89,6 +90,13 @@ class ReportInput:
     listed: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
     every: Mapping[str, Style]
+    plain: Mapping[str, str]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The plain words as labels of rows, if all models have some that fit."""
+        words = [self.plain.get(model.name, "") for model in self.listed]
+        return self.plain if all(0 < len(each) <= LONGEST_NAME for each in words) else {}
 
     @property
     def looks(self) -> dict[str, Style]:
@@ -206,7 +214,7 @@ def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]
 
 def needs_legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> bool:
     """Return whether a group needs a legend of the models; charts with a row for each model don't."""
-    names = {shortened(name) for name in study.looks}
+    names = {shortened(name) for name in (*study.looks, *study.labels.values())}
     named = all(figure.chart.y.rows and {label for _, label in figure.chart.y.ticks} <= names for figure in figures)
     return FIGURES[group].by_model and not named
 
@@ -296,6 +304,7 @@ def whisker_chart(
     zero: bool = False,
     chance: float = math.nan,
     beneath: Mapping[str, str] = MappingProxyType({}),
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Chart:
     """Draw models' estimates with their intervals, a row each; with `sign` they are differences, and 0 is marked.
 
@@ -303,11 +312,11 @@ def whisker_chart(
         rows: `value`, `low` and `high` by model.
         zero: whether the axis begins at 0.
         beneath: words by model that are shown below its estimate.
+        labels: those of rows by model; its name where there is none.
     """
     ends = with_chance([100 * row[end] for row in rows.values() for end in ("value", "low", "high")], chance)
-    chart = Chart(
-        Axis.numbers(ends, title, zero=sign or zero), Axis.names(list(rows)), row_height(len(rows)) * len(rows)
-    )
+    names = Axis.names([labels.get(model, model) for model in rows])
+    chart = Chart(Axis.numbers(ends, title, zero=sign or zero), names, row_height(len(rows)) * len(rows))
     if sign:
         chart.upright(0, Style("zero"))
     mark_chance(chart, chance)

@@ -75,7 +75,9 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
         kinds={model.name: model.objective for model in (*listed, *extra)},
     )
     facts = _in_order(facts, [*order, *(model.name for model in extra)])
-    return ReportInput(analysis, facts, models, tasks, every)
+    # Replicates of a model would have its words.
+    plain = plain_names([model for model in models if model.name in analysis.groups])
+    return ReportInput(analysis, facts, models, tasks, every, plain)
 
 
 def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
@@ -123,16 +125,14 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
     advised, grid = advise(analysis, facts.basis), analysis.grid
     groups, without = draw_all(study)
     headline = advised.answer
-    # Replicates of a model, which would have its words, stand in no verdict.
-    plain = plain_names([model for model in models if model.name in analysis.groups])
     verdict = _parts(headline.verdict, order)
-    mentioned = {model.name: model for model in models if (model.name, True) in verdict}
+    worded = [each for each in models if each.name in study.labels or (each.name, True) in verdict]
     return {
         "text": text,
         "facts": facts,
         "headline": headline,
-        "verdict": [(plain.get(part, part), name) for part, name in verdict],
-        "plain": [(plain[name], each) for name, each in mentioned.items() if name in plain],
+        "verdict": [(study.plain.get(part, part), name) for part, name in verdict],
+        "plain": [(study.plain[each.name], each) for each in worded if each.name in study.plain],
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_mark": _baseline_mark(analysis),
         "open": advised.open,

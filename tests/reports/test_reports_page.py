@@ -137,6 +137,14 @@ def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_bel
         :900
     ]
     assert "<title>" in source and "2m-clm-150-mlm40-600" in source.partition("</title>")[0]
+    words = {
+        "2m-clm-150-mlm40-600": "CLM then MLM",
+        "2m-clm-600": "CLM",
+        "2m-mlm40-600": "MLM",
+        "2m-untrained": "untrained",
+    }
+    assert labels(charts(source)["overall"]) == [words[name] for name in labels(charts(read(study())[0])["overall"])]
+    assert all(f"{words[name]}: {name}" in re.sub(r" ,", "", page.text) for name in MODELS)
     again = "2m-clm-150-mlm40-600-r2"  # a replicate, which is in no verdict, leaves the model its words
     both = analyse(
         synthetic_results(MODELS | {again: MODELS["2m-clm-150-mlm40-600"]}),

@@ -23,7 +23,7 @@ class OverallMeans(FigureGroup):
         ends = {row["model"]: {"value": row["mean"], "low": row["low"], "high": row["high"]} for row in rows}
         chance = rows[0]["chance"]
         what = "mean over tasks" if len(study.tasks) > 1 else f"score on {study.tasks[0].name}"
-        chart = whisker_chart(ends, study.looks, f"{what}, points", chance=chance)
+        chart = whisker_chart(ends, study.looks, f"{what}, points", chance=chance, labels=study.labels)
         alt = f"Dot chart: {what} of each model with its interval; the same numbers are in the table below."
         data = [
             parts_of(row, "model", "mean", "low", "high") | ({} if math.isnan(chance) else {"chance": chance})
