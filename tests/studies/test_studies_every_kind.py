@@ -196,6 +196,12 @@ class Empty(FigureGroup):
         return [Figure("own-figure", f"{len(study.looks)} models", chart, "nothing")]
 
 
+@mlmclm.register("sink", "counted")
+def counted(study, runs, folder):
+    (folder / "kinds.txt").write_text("\\n".join(run.kind for run in runs))
+    return f"cat {folder}"
+
+
 @mlmclm.register("reader")
 class Lines(Reader):
     name, title = "lines", "lines of scores"
@@ -242,6 +248,7 @@ import mlmclm
 
 study = mlmclm.study("study.yaml", store="store")
 study.run()
+study.report(track="counted")
 study.publish(Path("record"))
 again = mlmclm.open("store").results("record").write(Path("again"))
 again.predictions().to_csv("predictions.csv")
@@ -257,8 +264,8 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
         f"{model} {seed} {0.5 + 0.1 * place + 0.01 * seed}" for place, model in enumerate("ab") for seed in (0, 1, 2)
     ]
     (tmp_path / "scores.lines").write_text("\n".join(lines))
-    kinds = [kind for kind in KINDS if f'register("{kind}"' not in MEMBERS and f'"{kind}", "' not in MEMBERS]
-    assert not kinds, f"no member of {kinds}"
+    without = [kind for kind in KINDS if f'register("{kind}"' not in MEMBERS and f'"{kind}", "' not in MEMBERS]
+    assert not without, f"no member of {without}"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MLMCLM_BACKEND": "mine", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500
@@ -287,5 +294,7 @@ def test_a_member_of_every_kind_reaches_report_card_and_record(tmp_path: Path) -
     best = pd.read_csv(folder / "best.csv").set_index("model")
     assert best["score_low"].notna().any(), "the noise of the test set is that of the added metric"
     assert list(pd.read_csv(tmp_path / "imported" / "best.csv")["model"]) == ["a", "b"]
+    (kinds,) = (tmp_path / "store").rglob("kinds.txt")
+    assert kinds.read_text().split().count("cell") == 4
     predictions = pd.read_csv(tmp_path / "predictions.csv")
     assert len(predictions) == 4 * 24 and {"count", "prediction"} <= set(predictions.columns)
