@@ -66,6 +66,10 @@ class Node:
                         found.append(process)
         return found
 
+    def run(self, *command: str) -> str:
+        """Return the output of a command that sees its files."""
+        return _run("nsenter", "-t", str(self.holder.pid), "--mount", *command)
+
 
 @dataclass(frozen=True)
 class Job:

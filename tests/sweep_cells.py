@@ -102,20 +102,20 @@ class WatchedWorker(Finetune):
         return results
 
 
-class FakeWorker(Finetune):
-    """Computes `make_result`.
+class Fails(Finetune):
+    """Computes real cells.
 
     Files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong unless they say
-    `always`. `store/starts` counts the computations, `store/environment` shows the worker's.
+    `always`. `store/starts` counts the computations.
     """
 
-    def load(self) -> None:
-        """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
-
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
-        return [self._compute(cell) for cell in cells]
+        for cell in cells:
+            self.go_wrong(cell)
+        return list(super().compute(cells))
 
-    def _compute(self, cell: Cell) -> dict[str, Any]:
+    def go_wrong(self, cell: Cell) -> str:
+        """Do what the cell's fault says; return it if it is no failure."""
         starts = self._store / "starts" / f"{cell.model}-{cell.task}-{cell.seed}"
         starts.parent.mkdir(exist_ok=True)
         with starts.open("a") as handle:
@@ -139,6 +139,20 @@ class FakeWorker(Finetune):
         if "waits" in fault:
             (self._store / "waiting").write_text(str(os.getpid()))
             time.sleep(600)
+        return fault
+
+
+class FakeWorker(Fails):
+    """Computes `make_result`; `store/environment` shows the worker's."""
+
+    def load(self) -> None:
+        """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        return [self._compute(cell) for cell in cells]
+
+    def _compute(self, cell: Cell) -> dict[str, Any]:
+        fault = self.go_wrong(cell)
         names = ("OMP_NUM_THREADS", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_")
         (self._store / "environment").write_text(" ".join(os.environ.get(name, "-") for name in names))
         return make_result(cell, status="diverged" if "diverges" in fault else "ok", worker=f"host/{os.getpid()}")

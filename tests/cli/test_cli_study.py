@@ -273,11 +273,11 @@ def test_killed_in_every_phase_and_started_again_the_report_is_the_same_to_the_l
         return len(list(store.glob("runs/*/ray_train/*/checkpoint_*")))
 
     def cells() -> int:
-        return len(list((store / "cells").glob("*/*.json")))
+        return len(list((store / "cells").glob("??/*.json")))
 
-    orphans = _kill_when(lambda: checkpoints() >= 1, words, home, "driver")
+    orphans = _kill_when(lambda: checkpoints() >= 1, words, home)
     assert not list((store / "states").glob("*/model")), "killed too late to test anything"
-    orphans += _kill_when(lambda: cells() >= 3, words, home, "worker, then driver")
+    orphans += _kill_when(lambda: cells() >= 3, words, home, "ray::RayTrainWorker", "ray::1m-")
     assert 3 <= cells() < 24
     kept = _times(store)
     code, _, errors = run(*words, home=home)
@@ -302,23 +302,20 @@ def assert_examples_beside_results(store: Path) -> None:
 
 
 def _kill_when(
-    condition: Callable[[], bool], words: tuple[str | Path, ...], home: Path, what: str
+    condition: Callable[[], bool], words: tuple[str | Path, ...], home: Path, *workers: str
 ) -> list[psutil.Process]:
-    """Starts the study and kills it with SIGKILL once `condition` holds; first a training worker, if `what` says so.
+    """Starts the study and kills it with SIGKILL once `condition` holds; before that one worker of each title.
 
     Returns the processes that it had started.
     """
-    process = start(*words, home=home)
-    worker_killed = "worker" not in what
+    process, left = start(*words, home=home), list(workers)
     try:
-        deadline = time.monotonic() + 240
-        while not condition():
+        deadline = time.monotonic() + 600
+        while left or not condition():
             assert process.poll() is None, f"ended by itself: {process.stderr.read() if process.stderr else ''}"
-            assert time.monotonic() < deadline, f"waiting to kill the {what}: it didn't get there"
-            if not worker_killed:
-                worker_killed = _kill_a_worker(process.pid)
+            assert time.monotonic() < deadline, f"it didn't get there, or had no {left}"
+            left = [title for title in left if not _kill_a_worker(process.pid, title)]
             time.sleep(0.1)
-        assert worker_killed
     finally:
         family = _family(process.pid)
         os.kill(process.pid, signal.SIGKILL)
@@ -326,14 +323,14 @@ def _kill_when(
     return family
 
 
-def _kill_a_worker(driver: int) -> bool:
-    """Kills one Ray Train worker or fine-tuning actor of the driver with SIGKILL; whether there was one at work."""
+def _kill_a_worker(driver: int, title: str) -> bool:
+    """Kills one of the driver's workers of this title with SIGKILL; whether there was one at work."""
     for member in _family(driver):
         try:
             name = " ".join(member.cmdline())
         except psutil.Error:
             continue
-        if "Finetune" in name or "RayTrainWorker" in name:
+        if name.startswith(title):
             member.kill()
             return True
     return False
@@ -356,7 +353,7 @@ def _without_provenance(folder: Path) -> str:
 def _times(store: Path) -> dict[str, int]:
     """When each result and each state was written."""
     files: Iterator[Path] = (
-        path for pattern in ("cells/*/*.json", "states/*/state.json") for path in store.glob(pattern)
+        path for pattern in ("cells/??/*.json", "states/*/state.json") for path in store.glob(pattern)
     )
     return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in files}
 

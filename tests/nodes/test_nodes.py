@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
 from mlmclm.pretraining import states
-from node_network import SWITCH, Node, NodeNetwork, need_taps, node_network, wait_until
+from node_network import SWITCH, Job, Node, NodeNetwork, need_taps, node_network, wait_until
 from object_stores import need_s3
 from small_models import save_small_decoder
 from small_results import read_results, results, weights
@@ -72,6 +73,14 @@ def hosts(store: Path) -> set[str]:
 def computes(node: Node) -> bool:
     """Whether a worker of a node is in a cell."""
     return bool(node.processes("ray::1m-"))
+
+
+def killed(processes: list[psutil.Process]) -> bool:
+    """Kill processes with SIGKILL; return whether there were any."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return bool(processes)
 
 
 def at_bucket(nodes: NodeNetwork, call: str) -> bool:
@@ -265,6 +274,43 @@ def test_a_sweep_goes_on_with_a_late_node_after_those_that_began_it_are_lost(
     assert "report:" in job.finish(600)
     assert results(store) == whole_sweep
     assert {f"node{node.number}" for node in (first, second, late)} == hosts(store)
+
+
+def test_a_sweep_whose_worker_and_driver_are_killed_and_whose_disk_is_full_goes_on_to_the_same_results(
+    nodes: NodeNetwork, finished_study: Any, whole_sweep: dict[str, Any], tmp_path: Path
+) -> None:
+    """The store is on a small disk that only the node sees."""
+    path, _, store, *data = a_sweep(finished_study, tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    node = nodes.start_ray(2)
+    node.run("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(disk))
+    node.run("cp", "-r", store, str(disk))
+    words = (*MLMCLM, "study", path, "--store", f"{disk}/store", *data)
+    there = Path(f"/proc/{node.holder.pid}/root{disk}/store")
+
+    def begin_cells() -> Job:
+        before, job = len(results(there)), nodes.submit(*words)
+        wait_until(
+            lambda: job.process.poll() is not None or (computes(node) and len(results(there)) > before), seconds=300
+        )
+        assert job.process.poll() is None, job.log
+        return job
+
+    job = begin_cells()
+    wait_until(lambda: killed(node.processes("ray::1m-")[:1]), seconds=60)
+    wait_until(lambda: "will run again" in job.log, seconds=300)
+    assert killed(node.processes("mlmclm study"))
+    job.finish(300, well=False)
+    job = begin_cells()
+    with suppress(subprocess.CalledProcessError):
+        node.run("dd", "if=/dev/zero", f"of={disk}/filler", "bs=64k")
+    said = job.finish(300, well=False)
+    assert "the disk is full" in said and "Traceback" not in said, said
+    assert len(results(there)) < 16
+    node.run("rm", f"{disk}/filler")
+    assert "report:" in nodes.submit(*words).finish(600)
+    assert results(there) == whole_sweep
 
 
 @pytest.mark.parametrize("delay", [0.0, FAR])

@@ -34,9 +34,10 @@ from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import await_visible, run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.trainable import Finetune
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment
-from sweep_cells import FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
+from sweep_cells import Fails, FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
 
 
 @pytest.fixture(scope="module")
@@ -149,34 +150,58 @@ def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_
     assert list((swept.store / "claims").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselves(
-    cluster: None, tmp_path: Path
-) -> None:
-    write_sentiment(tmp_path / "data", train=80, test=30)
-    write_entities(tmp_path / "data", train=80, test=30)
-    folders = {name: save_small_model(tmp_path / name, seed=seed) for seed, name in enumerate("ab")}
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Sixteen real cells, and their results by themselves."""
+    place = tmp_path_factory.mktemp("real")
+    write_sentiment(place / "data", train=80, test=30)
+    write_entities(place / "data", train=80, test=30)
+    folders = {name: save_small_model(place / name, seed=seed) for seed, name in enumerate("ab")}
     protocol = Protocol(max_steps=4, max_length=48, stride=8, batch_size=8, max_evaluation_examples=20)
     space = Space(tasks=("sst2", "conll2003"), learning_rates=(1e-3, 1e-2), seeds=(0, 1), protocol=protocol)
-    places = {"store": tmp_path, "data_root": tmp_path / "data"}
+    places = {"store": place, "data_root": place / "data"}
     data = {task: prepare_task(task, folders["a"], protocol, **places).task_data for task in space.tasks}
     models = [SweepModel(name, folder, weights_hash(folder)) for name, folder in folders.items()]
     cells = expand(space, models, data)
-    outcome = run_sweep(cells, SweepOptions(**places, progress=False, worker=WatchedWorker))
-    outcome.check()
-    assert outcome.computed == len(cells) == 16
-    watched = [line.split() for line in (tmp_path / "watched").read_text().splitlines()]
-    assert len({process for process, *_ in watched}) == 2
-    held = {(process, model): (base, weights) for process, model, base, weights in watched}
-    assert all(held[process, model] == (base, weights) for process, model, base, weights in watched), "read once"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         alone = [run_cell(cell, **places) for cell in cells]
     finally:
         torch.set_num_threads(threads)
-    for found, wanted in zip(outcome.results, alone, strict=True):
+    return SimpleNamespace(cells=cells, data=place / "data", alone=alone)
+
+
+def sweep_of_real_cells(real: SimpleNamespace, store: Path, worker: type[Finetune]) -> list[dict[str, Any]]:
+    """Check that the cells have the bits that they have by themselves; return the results."""
+    options = SweepOptions(store=store, data_root=real.data, progress=False, worker=worker)
+    outcome = run_sweep(real.cells, options)
+    outcome.check()
+    assert outcome.computed == len(real.cells) == 16
+    for found, wanted in zip(outcome.results, real.alone, strict=True):
         assert {**found, "cost": None} == {**wanted, "cost": None}
+    return outcome.results
+
+
+@pytest.mark.slow
+def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselves(
+    cluster: None, real: SimpleNamespace, tmp_path: Path
+) -> None:
+    sweep_of_real_cells(real, tmp_path, WatchedWorker)
+    watched = [line.split() for line in (tmp_path / "watched").read_text().splitlines()]
+    assert len({process for process, *_ in watched}) == 2
+    held = {(process, model): (base, weights) for process, model, base, weights in watched}
+    assert all(held[process, model] == (base, weights) for process, model, base, weights in watched), "read once"
+
+
+@pytest.mark.slow
+def test_real_cells_have_the_same_bits_after_a_worker_was_killed_and_one_ran_out_of_memory(
+    cluster: None, real: SimpleNamespace, tmp_path: Path
+) -> None:
+    faults(tmp_path, seed0="killed", seed1="memory")
+    results = sweep_of_real_cells(real, tmp_path, Fails)
+    failed = {each["failure"] for result in results for each in result["cost"].get("retried_after", ())}
+    assert failed == {"crash", "out of memory"}
 
 
 def test_a_second_sweep_computes_nothing_and_opens_no_session(tmp_path: Path) -> None:
