@@ -132,6 +132,7 @@ class SweepCallback(TrialProgressCallback):
         self._trials.reported(trial.trial_id, {**result, "results": result.pop("results", ())})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        trial.metric_n_steps.clear()  # Tune keeps all trials; its lists for means of further reports took 30 kB of each
         self._trials.ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

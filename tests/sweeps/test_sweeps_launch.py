@@ -139,6 +139,8 @@ def test_workers_are_reused_and_one_that_starts_late_gets_its_share(swept: Simpl
     assert (swept.store / "environment").read_text() == f"1 1 {8 << 30}"
     assert swept.actors == {"SlowToStart"}
     assert list(swept.store.glob(".tune-*")) == [], "Tune's own state is removed"
+    (grid,) = swept.outcome.grids
+    assert not any(trial.metric_n_steps for trial in grid._experiment_analysis.trials), "lists of what was reported"
 
 
 def test_a_cell_that_another_sweep_computes_is_waited_for_behind_the_others_and_taken(swept: SimpleNamespace) -> None:

@@ -352,7 +352,10 @@ class Controller:
     """Stands for Tune's, with trials in these states."""
 
     def __init__(self, trials: SweepTrials, *states: str) -> None:
-        self.trials = [SimpleNamespace(status=state, trial_id=str(number)) for number, state in enumerate(states)]
+        self.trials = [
+            SimpleNamespace(status=state, trial_id=str(number), metric_n_steps={})
+            for number, state in enumerate(states)
+        ]
         self.stopped: list[str] = []
         self._callback = SweepCallback(trials)
 
