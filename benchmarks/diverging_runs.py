@@ -6,13 +6,14 @@ Models are equally good: runs that learn score the same. How many diverge is ano
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 
 from benchmarks.calibration import counts_of, covering_zero, result, share
-from benchmarks.results import write_section
+from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid, records
 from mlmclm.results.measures import Array
@@ -109,6 +110,8 @@ def counted(kind: Kind, number: int) -> Counts:
 def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 200) -> None:
     """Measure all kinds."""
     lines = [
+        f"`python -m benchmarks.diverging_runs --studies {studies}`, {date.today():%d %B %Y}, {machine()}.",
+        "",
         f"{studies} studies of equal models a row, on 3 tasks at 5 rates; a run varies by 1 point; rule `mean`; nominal coverage .95, false "
         f"claims at most .05.",
         "",

@@ -7,13 +7,14 @@ difference of any two models is 0. Its table is a section of RESULTS.md.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 
 from benchmarks.calibration import counts_of, covering_zero, result, share
-from benchmarks.results import write_section
+from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.extension import extension
 from mlmclm.analysis.results import Grid, Record, records
@@ -122,6 +123,8 @@ def counted(kind: Kind, number: int) -> Counts:
 def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100) -> None:
     """Measure all kinds."""
     lines = [
+        f"`python -m benchmarks.growing_grids --studies {studies}`, {date.today():%d %B %Y}, {machine()}.",
+        "",
         f"{studies} studies of equal models a row, on 3 tasks; a run varies by 1 point; nominal coverage .95, false claims at most .05.",
         "",
         "| curve | seeds | models | rule | rates are added | studies with a claim | "

@@ -6,13 +6,14 @@ depend on the choice. Its table is a section of RESULTS.md.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 
 from benchmarks.calibration import counts_of, covering_zero, result, share
-from benchmarks.results import write_section
+from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
 from mlmclm.results.metrics import Rule
@@ -91,6 +92,8 @@ def counted(kind: Kind, number: int) -> Counts:
 def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 100) -> None:
     """Measure all kinds."""
     lines = [
+        f"`python -m benchmarks.uneven_failures --studies {studies}`, {date.today():%d %B %Y}, {machine()}.",
+        "",
         f"{studies} studies of equal models a row, on 3 tasks at 5 rates; a run varies by 1 point, and a failed one loses about 40; nominal "
         "coverage .95, false claims at most .05.",
         "",
