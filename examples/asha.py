@@ -1,15 +1,15 @@
-"""Searches the learning rate of models on the tasks of a search space, and stops the worse trials early (ASHA).
+"""Searches the learning rate of each model on one task of a search space, and stops the worse trials early (ASHA).
 
-    python examples/asha.py quickstart quickstart/1m-clm-1k quickstart/1m-mlm40-1k
+    python examples/asha.py quickstart pydocs-kind quickstart/1m-clm-1k quickstart/1m-mlm40-1k
 
-The arguments are a search space and models. Trials whose cells are in the store, such as those of the quickstart, cost
+The arguments are a search space, a task of it, and models. Each model has a search of its own: ASHA compares all trials of
+one, and would stop the models and tasks with lower scores. Trials whose cells are in the store, such as those of the quickstart, cost
 nothing; those that end are filed there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from ray import tune
@@ -20,20 +20,21 @@ import mlmclm
 
 def search(
     space: str,
-    models: Sequence[str],
+    task: str,
+    model: str,
     *,
     steps: int = 160,
     at_once: int | None = None,
     run: tune.RunConfig | None = None,
     **options: Any,
 ) -> tune.ResultGrid:
-    """Search each model's learning rates on each task.
+    """Search a model's learning rates on a task.
 
     `steps` are those of the longest training, and `at_once` is the most trials that run at once. Options are those of `mlmclm.tune.param_space`.
     """
     return tune.Tuner(
         mlmclm.tune.Finetune,
-        param_space=mlmclm.tune.param_space(space, models, report_every=steps // 8, **options),
+        param_space=mlmclm.tune.param_space(space, [model], tasks=[task], report_every=steps // 8, **options),
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
@@ -47,5 +48,6 @@ def search(
 
 
 if __name__ == "__main__":
-    found = search(sys.argv[1], sys.argv[2:]).get_dataframe()
-    print(found[["model", "task", "learning_rate", "seed", "step", "score", "computed"]].to_string())
+    for model in sys.argv[3:]:
+        found = search(sys.argv[1], sys.argv[2], model).get_dataframe()
+        print(found[["model", "task", "learning_rate", "seed", "step", "score", "computed"]].to_string())

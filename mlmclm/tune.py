@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+import numpy as np
 from ray import tune
 
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.cluster.placement import SMALLER, Resources, cell_bundle, check_place, may_get_places
+from mlmclm.cluster.placement import SMALLER, Resources, amounts, cell_bundle, check_place, describe, may_get_places
 from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.numbers import rate_text
+from mlmclm.progress import say
 from mlmclm.registry import Shipment, shipment
 from mlmclm.seeds import Seeds, read_seed, seed_value
 from mlmclm.storage.files import stable_hash
@@ -77,6 +80,8 @@ def param_space(
     Raises:
         UserError: a model, a task or a setting is wrong, or the tasks have different grids.
     """
+    if report_every is not None and (not isinstance(report_every, int) or report_every < 1):
+        raise UserError(f"report_every {report_every!r}: a number of steps, from 1 on.")
     made = sweep(models, tasks, space, **folders).sweep(prepare=True)
     own = {task: made.space.axes_of(task) for task in made.space.tasks}
     first = own[made.space.tasks[0]]
@@ -95,16 +100,33 @@ def param_space(
     else:
         rate = tune.loguniform(min(rates), max(rates)) if sampled else tune.grid_search(list(rates))
     # Ray keeps a restored experiment's old values without a word, but refuses a space with another key.
-    weights = [each.model.weights for each in made.models]
-    key = stable_hash([axes, rates, weights, made.space.model_dump(mode="json"), report_every, sampled])[:12]
+    models_and_data = [
+        [each.model.weights, {name: task.task_data for name, task in each.tasks.items()}] for each in made.models
+    ]
+    where = [str(made.place.store), report_every, sampled]
+    key = stable_hash([axes, rates, models_and_data, made.space.model_dump(mode="json"), *where])[:12]
     return {**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}}
 
 
 def trial_name(trial: Any) -> str:
-    """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`."""
+    """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`.
+
+    Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Of wrong values the trial says what is wrong.
+    """
     config = trial.config  # Ray puts the sweep into it later
-    seed = seed_label(read_seed(config["seed"]))
-    return f"{config['model']}/{config['task']}/lr{rate_text(config['learning_rate'])}/{seed}"
+    rate, seed = (_own(config.get(name)) for name in ("learning_rate", "seed"))
+    with suppress(TypeError):
+        rate = rate_text(rate)
+    with suppress(ValueError):
+        seed = seed_label(read_seed(seed))
+    settings = [f"{name}{_own(value)}" for name, value in config.items() if name not in (*AXES, SWEEP)]
+    point = ["-".join(settings)] if settings else []
+    return "/".join([str(config.get("model")), str(config.get("task")), f"lr{rate}", *point, str(seed)])
+
+
+def _own(value: Any) -> Any:
+    """Return a value of a config as Python's own; numpy's are common in search spaces."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _tasks(made: StudySweep) -> list[str]:
@@ -151,7 +173,9 @@ class TunedSweep:
 
         space, cluster = self.made.space, cluster_view()()
         found = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster)
-        if not may_get_places(cluster, found, 1):  # Tune would wait for ever
+        if may_get_places(cluster, found, 1):  # Tune waits for ever, and says so much later
+            say(f"waiting for nodes: no node has {amounts(found)} for a trial yet: {describe(cluster)}. {SMALLER}")
+        else:
             check_place("A trial", found, cluster, remedy=SMALLER)
         return found
 
@@ -161,19 +185,21 @@ class TunedSweep:
         Raises:
             UserError: a value is not allowed, or the cells that choose the starting weights have no results yet.
         """
-        model, task, rate = self._model(config["model"]), str(config["task"]), float(config["learning_rate"])
+        for name in (name for name in AXES if name not in config):
+            raise UserError(f"{name}: the config needs one; its entries are {', '.join(AXES)} and settings.")
+        model, task, rate = self._model(config["model"]), str(config["task"]), _own(config["learning_rate"])
         for each in (each for each in task.split("+") if each not in model.space.tasks):
             raise unknown("task", each, model.space.tasks, where="task")
-        if not 0 < rate < 1:
-            raise UserError(f"learning_rate {rate:g}: a learning rate is between 0 and 1.")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+            raise UserError(f"learning_rate {rate!r}: a learning rate is a number between 0 and 1.")
         try:
-            seed = read_seed(config["seed"])
+            seed = read_seed(_own(config["seed"]))
         except ValueError as error:
             raise UserError(f"seed {config['seed']!r}: {error}.") from error
         settings = {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
         found = [self._cell(model, each, settings) for each in task.split("+")]
         place, (first, source) = self.made.place, found[0]
-        cells = [replace(cell, learning_rate=rate, seed=seed) for cell, _ in found]
+        cells = [replace(cell, learning_rate=float(rate), seed=seed) for cell, _ in found]
         if len({training_key(cell) for cell in cells}) > 1:
             raise UserError(f"task {task}: with these settings, these tasks share no training; give one of them.")
         rows = model.tasks[first.task].sizes["train"][0]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 import ray
 import yaml
@@ -23,13 +24,14 @@ from ray.tune.schedulers import PopulationBasedTraining
 import mlmclm
 import sweep_cells
 from mlmclm.cli.main import main
+from mlmclm.cluster.placement import Cluster
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SweepTrial, sweep_of
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, sweep_of
 from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
@@ -158,12 +160,25 @@ def test_a_diverged_cell_is_filed_and_has_no_score(place: Path, tmp_path: Path) 
     assert ResultsStore(tmp_path).find(last["key"]) is not None
 
 
+def test_a_trial_that_waits_for_a_node_says_for_what(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = Cluster(({"CPU": 2.0},), {"CPU": 2.0}, joinable=True)
+    monkeypatch.setattr("mlmclm.cluster.cluster.cluster_view", lambda: lambda: alone)
+    space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
+    assert sweep_of(space).bundle()["CPU"] == 3
+    said = capsys.readouterr().err
+    assert "waiting for nodes: no node has 3 CPU for a trial yet: it has 2 CPUs" in said and "cpus_per_cell" in said
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": "modle"}, "unknown model 'modle'. Did you mean 'model'?"),
         ({"task": "sst"}, "unknown task 'sst'. Did you mean 'sst2'?"),
-        ({"learning_rate": 2}, "a learning rate is between 0 and 1"),
+        ({"learning_rate": 2}, "learning_rate 2: a learning rate is a number between 0 and 1"),
+        ({"learning_rate": "abc"}, "learning_rate 'abc': a learning rate is a number between 0 and 1"),
+        ({"learning_rate": None}, "learning_rate None: a learning rate is a number"),
         ({"seed": -1}, "seed -1: a seed is a whole number from 0 on"),
         ({"epoch": 2}, "unknown key 'epoch'. Did you mean 'epochs'?"),
         ({"max_length": 16}, "max_length: it cannot be searched, because tasks are tokenised once"),
@@ -173,6 +188,36 @@ def test_a_wrong_config_is_an_error(place: Path, tmp_path: Path, changes: dict[s
     with pytest.raises(UserError) as caught:
         Finetune(config(place, tmp_path, **changes)).train()
     assert message in str(caught.value)
+
+
+def test_a_config_without_a_seed_is_an_error_and_numpy_s_numbers_are_taken(place: Path, tmp_path: Path) -> None:
+    whole = config(place, tmp_path)
+    with pytest.raises(UserError, match="seed: the config needs one"):
+        Finetune({name: value for name, value in whole.items() if name != "seed"}).train()
+    found = Finetune({**whole, "seed": np.int64(1), "learning_rate": np.float32(0.5)}).train()
+    assert (found["seed"], found["learning_rate"]) == (1, 0.5)
+    for wrong in (0, -1, "5"):
+        with pytest.raises(UserError, match=f"report_every {wrong!r}: a number of steps"):
+            param_space(SPACE, [str(place / "model")], store=tmp_path, data=place / "data", report_every=wrong)  # type: ignore[arg-type]
+
+
+def test_names_of_trials_have_searched_settings_and_any_value(place: Path, tmp_path: Path) -> None:
+    def named(**changes: Any) -> str:
+        return trial_name(SimpleNamespace(config=config(place, tmp_path, **changes)))
+
+    assert named() == "model/sst2/lr1e-2/s1"
+    assert named(weight_decay=0.2, epochs=2) == "model/sst2/lr1e-2/weight_decay0.2-epochs2/s1"
+    assert named(learning_rate="abc", seed="0") == "model/sst2/lrabc/0", "the trial says what is wrong"
+
+
+def test_another_store_or_other_data_make_another_search_space(place: Path, tmp_path: Path) -> None:
+    def key(store: str, data: Path) -> str:
+        (found,) = param_space(SPACE, [str(place / "model")], store=tmp_path / store, data=data)[SWEEP]
+        return str(found)
+
+    write_sentiment(tmp_path / "data", train=81, test=40)
+    assert key("a", place / "data") == key("a", place / "data")
+    assert len({key("a", place / "data"), key("b", place / "data"), key("a", tmp_path / "data")}) == 3
 
 
 def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
@@ -248,7 +293,7 @@ def test_asha_stops_trials_and_what_it_stops_is_not_filed(cluster: None, place: 
     where = {"store": tmp_path / "store", "data": place / "data", "run": run_config(tmp_path / "ray")}
     space = tmp_path / "space.yaml"  # one rate that learns, and one that doesn't, which comes after it
     space.write_text(yaml.safe_dump({**SPACE, "learning_rates": [1e-2, 1e-7]}))
-    results = search(str(space), [str(place / "model")], steps=20, at_once=1, **where)
+    results = search(str(space), "sst2", str(place / "model"), steps=20, at_once=1, **where)
     assert not results.errors
     table = results.get_dataframe()
     whole, cut = table[table["key"].notna()], table[table["key"].isna()]
