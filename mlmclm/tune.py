@@ -119,9 +119,14 @@ def trial_name(trial: Any) -> str:
         rate = rate_text(rate)
     with suppress(ValueError):
         seed = seed_label(read_seed(seed))
-    settings = [f"{name}{_own(value)}" for name, value in config.items() if name not in (*AXES, SWEEP)]
+    settings = [f"{name}{_own(value)}" for name, value in _settings(config).items()]
     point = ["-".join(settings)] if settings else []
     return "/".join([str(config.get("model")), str(config.get("task")), f"lr{rate}", *point, str(seed)])
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config that are values of the protocol's settings."""
+    return {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
 
 
 def _own(value: Any) -> Any:
@@ -196,7 +201,7 @@ class TunedSweep:
             seed = read_seed(_own(config["seed"]))
         except ValueError as error:
             raise UserError(f"seed {config['seed']!r}: {error}.") from error
-        settings = {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
+        settings = _settings(config)
         found = [self._cell(model, each, settings) for each in task.split("+")]
         place, (first, source) = self.made.place, found[0]
         cells = [replace(cell, learning_rate=float(rate), seed=seed) for cell, _ in found]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.setups import SetupDifference
 
 
-NONE = "No clear difference"
+NO_DIFFERENCE = "No clear difference"
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,9 +58,9 @@ class Comparison:
         for row in [row for row in rows if "p_holm" in row] or rows:
             ahead, name = ("first", self.sides[0]) if row["difference"] > 0 else ("second", self.sides[1])
             clear = row.get("p_holm", row["p"]) < 1 - row["confidence"] and ahead not in row.get("at_chance", ())
-            words = f"{name} scores higher" if row.get("apart", clear) else NONE
+            words = f"{name} scores higher" if row.get("apart", clear) else NO_DIFFERENCE
             named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
-        order = sorted(named, key=lambda words: (words != NONE, words))
+        order = sorted(named, key=lambda words: (words != NO_DIFFERENCE, words))
         return "\n".join(f"{words} on {', '.join(named[words])}." for words in order)
 
     def __repr__(self) -> str:
