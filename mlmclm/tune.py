@@ -23,6 +23,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 from ray import tune
+from ray.tune.search.sample import Domain, Sampler
 
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.placement import SMALLER, Resources, amounts, cell_bundle, check_place, describe, may_get_places
@@ -63,7 +64,7 @@ def param_space(
     """Return a search space as `param_space` of a `tune.Tuner`; models are checked and tasks tokenised now.
 
     It is a dict with the models, tasks, learning rates, seeds and, if the space has a `grid`, its settings. Change an
-    entry to search otherwise: `| {"learning_rate": tune.loguniform(1e-4, 1e-2)}`. An entry with the name of another
+    entry by `|` to search otherwise: `space | {"learning_rate": tune.loguniform(1e-4, 1e-2)}`. An entry with the name of another
     setting of the protocol (`weight_decay`, `epochs`) searches that one too.
 
     Args:
@@ -99,13 +100,33 @@ def param_space(
         rate: Any = rates[0]
     else:
         rate = tune.loguniform(min(rates), max(rates)) if sampled else tune.grid_search(list(rates))
-    # Ray keeps a restored experiment's old values without a word, but refuses a space with another key.
     models_and_data = [
         [each.model.weights, {name: task.task_data for name, task in each.tasks.items()}] for each in made.models
     ]
     where = [str(made.place.store), report_every, sampled]
     key = stable_hash([axes, rates, models_and_data, made.space.model_dump(mode="json"), *where])[:12]
-    return {**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}}
+    return ParamSpace({**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}})
+
+
+class ParamSpace(dict[str, Any]):
+    """A search space that has another key after `|`: Ray restores an experiment's old values without a word, but refuses another key."""
+
+    def __or__(self, other: Mapping[str, Any]) -> ParamSpace:  # type: ignore[override]
+        ((key, swept),) = self[SWEEP].items()
+        return ParamSpace({**self, **other, SWEEP: {stable_hash([key, _comparable(other)])[:12]: swept}})
+
+    __ior__ = __or__  # type: ignore[assignment]
+
+
+def _comparable(value: Any) -> Any:
+    """Return an entry of a space, such as one of Tune's domains, as what is the same in every process."""
+    if isinstance(value, Mapping):
+        return {str(name): _comparable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(each) for each in value]
+    if isinstance(value, Domain | Sampler):
+        return [type(value).__name__, _comparable(vars(value))]
+    return getattr(value, "__qualname__", None) or str(value)
 
 
 def trial_name(trial: Any) -> str:

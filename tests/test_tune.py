@@ -220,6 +220,29 @@ def test_another_store_or_other_data_make_another_search_space(place: Path, tmp_
     assert len({key("a", place / "data"), key("b", place / "data"), key("a", tmp_path / "data")}) == 3
 
 
+def test_a_changed_entry_makes_another_search_space(place: Path, tmp_path: Path) -> None:
+    def key(**changes: Any) -> str:
+        (found,) = (axes(place, tmp_path) | changes)[SWEEP]
+        return str(found)
+
+    def rates(most: float) -> Any:
+        return tune.loguniform(1e-4, most)
+
+    own = [
+        key(learning_rate=rates(1e-2)),
+        key(learning_rate=rates(1e-1)),
+        key(learning_rate=tune.uniform(1e-4, 1e-2)),
+        key(learning_rate=tune.grid_search([1e-4, 1e-2])),
+        key(learning_rate=tune.sample_from(rates)),
+        key(seed=0),
+        key(),
+    ]
+    assert key(learning_rate=rates(1e-2)) == own[0] and len(set(own)) == len(own)
+    space = axes(place, tmp_path)
+    space |= {"seed": 0}
+    assert [*space[SWEEP]] == [own[-2]]
+
+
 def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
     space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
     with pytest.raises(UserError, match=r"A trial needs 3 CPU on one node.*it has 2 CPUs.*cpus_per_cell"):
@@ -336,8 +359,9 @@ def test_a_restored_tuner_refuses_another_search_space(cluster: None, place: Pat
     assert not tune.Tuner(Finetune, param_space=space, run_config=run_config(tmp_path / "ray")).fit().errors
     where: dict[str, Any] = {"store": tmp_path / "store", "data": place / "data", "report_every": 6}
     other = param_space(SPACE | {"seeds": [0, 1, 2]}, [str(place / "model")], **where)
-    with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
-        tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=other)
+    for each in (other, space | {"seed": 1}):
+        with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
+            tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=each)
 
 
 @pytest.mark.slow
@@ -433,4 +457,5 @@ def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> Non
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
+    assert results[0].metrics is not None and results[0].metrics["metric"] == "ndcg_at_10"
     assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")

@@ -303,7 +303,7 @@ class Finetune(tune.Trainable):
                     if "key" in each:
                         results_store.write(each)
                     elif number >= skipped:
-                        scores = {"score": each["score"], "metric": training.first.declared.metric}
+                        scores = {"score": each["score"], "metric": _name(training.first.declared.metric)}
                         report = _place(training, each["step"]) | scores | {"validation": _named(each["validation"])}
                         yield {**report, "training_iteration": math.ceil(each["step"] / every)}
         last = _on_results(training, {key: results_store.filed(key) for key in training.keys}, computed)
@@ -355,7 +355,7 @@ def _on_results(training: Training, results: Mapping[str, dict[str, Any]], compu
             scores = result["scores"] or {}
             own = {
                 "score": value_of(scores["validation"], result["metric"]) if scores else math.nan,
-                "metric": result["metric"],
+                "metric": _name(result["metric"]),
                 **{split: _named(scores.get(split, {})) for split in ("validation", "test")},
                 "key": key,
                 "status": result["status"],
@@ -373,8 +373,12 @@ def _place(training: Training, step: int) -> dict[str, Any]:
 
 
 def _named(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return scores by names that every logger takes; MLflow refuses @."""
-    return {name.replace("@", "_at_"): score for name, score in scores.items()}
+    return {_name(metric): score for metric, score in scores.items()}
+
+
+def _name(metric: str) -> str:
+    """Return a metric's name as every logger takes it; MLflow refuses @."""
+    return metric.replace("@", "_at_")
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
