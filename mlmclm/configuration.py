@@ -306,7 +306,7 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
     try:
         return model.model_validate(value, context=context)
     except ValidationError as error:
-        wrong = error.errors()
+        wrong = [item for item in error.errors() if not _follows(item)]
         lines = [_explain(model, item, where) for item in wrong[:MOST_MESSAGES]]
         if len(wrong) > MOST_MESSAGES:
             lines.append(f"{where}: {len(wrong) - MOST_MESSAGES:,} more keys or values are wrong.")
@@ -316,6 +316,11 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
 def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | None = None) -> Config:
     """Build `model` from a YAML file; see `parse`."""
     return parse(model, read_yaml(path), where=str(path), context=context)
+
+
+def _follows(item: Any) -> bool:
+    """Return whether an error is but that a list's wrong items, which have errors of their own, are not counted."""
+    return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 
 def _explain(model: type[BaseModel], item: Any, where: str) -> str:

@@ -65,8 +65,7 @@ def test_a_rate_written_without_a_point_is_a_number(tmp_path: Path) -> None:
         (("[0]", "{head: [0], order: [1, 1], dropout: [0]}"), "seeds: h0-o1-d0 is listed more than once"),
         (("[0]", "[0, {head: 0, order: 0, dropout: 0}]"), "seeds: 0 is listed more than once"),
         (("[0]", "[{head: 0, order: 0}]"), "seeds.0: no seed for dropout"),
-        (("[1e-4]", "[0]"), "learning_rates"),
-        (("[1e-4]", "[]"), "learning_rates"),
+        (("[1e-4]", "[]"), "learning_rates: Tuple should have at least 1 item"),
         (("max_steps: 10", "max_step: 10"), "protocol.max_step"),
         (("seeds: [0]", "seeds: [0]\nper_task: {sst: {max_steps: 5}}"), "unknown task 'sst'. Did you mean 'sst2'?"),
         (("seeds: [0]", "seeds: [0]\nper_task: {sst2: {max_step: 5}}"), "Did you mean 'max_steps'?"),
@@ -81,6 +80,11 @@ def test_a_wrong_space_is_one_message_with_the_file_and_the_key(
         space_from(tmp_path, MINIMAL.replace(*change))
     assert "space.yaml" in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_a_list_with_a_wrong_item_is_not_said_to_be_empty_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"space.yaml: learning_rates\.0: Input should be greater than 0 \(got 0\)\.$"):
+        space_from(tmp_path, MINIMAL.replace("1e-4", "0"))
 
 
 def test_seeds_of_streams_are_a_sweep_of_their_combinations(tmp_path: Path) -> None:
