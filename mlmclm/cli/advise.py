@@ -30,8 +30,8 @@ def advise(
     from mlmclm.cli.study_report import show_advice
     from mlmclm.studies.api import open as open_store
 
-    found: Advice = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).advice
+    advice: Advice = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).advice
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(advice))
         return
-    show_advice(found)
+    show_advice(advice)

@@ -67,11 +67,11 @@ def write(
 
     check_hub(push_to_hub, dry_run=False)
     if all(is_bundle(Path(source)) for source in sources):
-        made = published(*sources).record
-        made = made if examples else replace(made, kept=Outcomes())
-        made.write(to)
+        record = published(*sources).record
+        record = record if examples else replace(record, kept=Outcomes())
+        record.write(to)
     elif len(sources) == 1:
-        made = open_store(store, data=data, task_dirs=task_dir).study(sources[0]).publish(to, examples=examples)
+        record = open_store(store, data=data, task_dirs=task_dir).study(sources[0]).publish(to, examples=examples)
     else:
         wrong = next(source for source in sources if not is_bundle(Path(source)))
         raise UserError(f"{wrong}: not a bundle; one study, or several bundles that are parts of one, can be given.")
@@ -79,21 +79,21 @@ def write(
     if push_to_hub is not None:
         from mlmclm.models.hub import push
 
-        commit = push(to, push_to_hub, f"{made.name}: {len(made.rows):,} cells", data_set=True)
+        commit = push(to, push_to_hub, f"{record.name}: {len(record.rows):,} cells", data_set=True)
     sizes = {str(path.relative_to(to)): path.stat().st_size for path in sorted(to.rglob("*")) if path.is_file()}
     if as_json:
         print_json(
             {
                 "folder": str(to),
-                "cells": len(made.rows),
-                "models": len(made.setting.grid.models),
+                "cells": len(record.rows),
+                "models": len(record.setting.grid.models),
                 "files": sizes,
                 "hub": commit,
             }
         )
         return
     show(
-        f"{made.name}: {len(made.rows):,} cells of {len(made.setting.grid.models)} models, {sum(sizes.values()) / 2**20:.2f} MiB: {to}"
+        f"{record.name}: {len(record.rows):,} cells of {len(record.setting.grid.models)} models, {sum(sizes.values()) / 2**20:.2f} MiB: {to}"
     )
     if commit is not None:
         show(f"uploaded: {commit}")

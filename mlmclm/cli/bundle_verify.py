@@ -36,8 +36,8 @@ def verify(
 
     Models whose weights the store lacks are pretrained first, as the bundle's study.yaml says; `--dry-run` says which, and how long that
     took. With the same weights, backend, device and software, results must be equal to the last bit, and the exit code is 1 if one is
-    not. Elsewhere a difference is printed beside the noise of other seeds. Before that, all that the bundle says twice is compared, for all
-    cells.
+    not. Elsewhere a difference is printed beside the noise of other seeds. First, values that the bundle's files state twice are compared,
+    for all cells.
 
     Example: mlmclm bundle verify published --cells 10
     """
@@ -61,7 +61,7 @@ def verify(
     if not as_json:
         show(
             f"{check.record.name}: its {plural(total, 'cell')} agree with results.csv, with states.json and, where these are known, with their "
-            f"test examples; so do {check.keys:,} keys with what their cells say"
+            f"test examples; {check.keys:,} keys agree with the settings of their cells"
         )
         show(
             f"{plural(len(check.rows), 'cell')}, chosen with --seed {seed}, {time_text(check.cell_hours)} where they were computed"
@@ -76,26 +76,26 @@ def verify(
         else:
             show_table(("model", "task", "rate", "seed"), rows)
         return
-    found = check.run()
-    share = check.at_most_wrong(found)
+    recomputed = check.run()
+    share = check.at_most_wrong(recomputed)
     if as_json:
         print_json(
-            {**facts, "recomputed": [asdict(each) for each in found], "confidence": 0.95, "at_most_wrong": share}
+            {**facts, "recomputed": [asdict(cell) for cell in recomputed], "confidence": 0.95, "at_most_wrong": share}
         )
     else:
-        show_recomputed(found)
-        counts = Counter(each.status for each in found)
+        show_recomputed(recomputed)
+        counts = Counter(cell.status for cell in recomputed)
         show(", ".join(f"{number} {status}" for status, number in counts.items()))
-        others = {each.status for each in found} - {"equal", "differs"}
-        counted = f", if what is {' or '.join(sorted(others))} counts as wrong" if others else ""
+        other_statuses = {cell.status for cell in recomputed} - {"equal", "differs"}
+        note = f", counting {' and '.join(sorted(other_statuses))} as wrong" if other_statuses else ""
         show(
-            f"with 95 % confidence at most {math.ceil(1000 * share) / 10:g} % of the cells are wrong (seed {seed}){counted}"
+            f"with 95 % confidence at most {math.ceil(1000 * share) / 10:g} % of the cells are wrong (seed {seed}){note}"
         )
-    if any(each.status == "differs" for each in found):
+    if any(cell.status == "differs" for cell in recomputed):
         raise typer.Exit(1)
 
 
-def show_recomputed(found: Sequence[Recomputed]) -> None:
-    """Print cells that were computed again, with what differs."""
-    rows = [(each.name, each.status, each.detail, each.key[:12]) for each in found]
+def show_recomputed(cells: Sequence[Recomputed]) -> None:
+    """Print cells that were computed again, and how each differs."""
+    rows = [(cell.name, cell.status, cell.detail, cell.key[:12]) for cell in cells]
     show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))

@@ -23,8 +23,8 @@ def claims(
     """
     from mlmclm.studies.api import open as open_store
 
-    found = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).claims(*claims or ())
+    verdicts = open_store(store, data=data, task_dirs=task_dir).results(file, rule=rule).claims(*claims or ())
     if as_json:
-        print_json({"claims": claims_as_json(found)})
+        print_json({"claims": claims_as_json(verdicts)})
     else:
-        show_claims(found)
+        show_claims(verdicts)

@@ -58,15 +58,14 @@ def compare(
 ) -> None:
     """Compares two models, or two runs of any other tool, on the same test examples, and computes no cell.
 
-    Of two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
+    For two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
     the learning rate, and other test examples. Where there is one seed, and for two cells, the interval covers other test
     examples alone: McNemar's test for answers that are right or wrong, else a paired t test. Examples of one group count together.
 
     A cell's key is the name of its file in the store's cells/.
 
     Scores of other tools are a CSV, JSON Lines or Parquet file with the columns run, example and score, and group where examples
-    belong together; logged samples of
-    lm-evaluation-harness, results of mteb (compared over tasks), or of EncodEval.
+    belong together; logged samples of lm-evaluation-harness; results of mteb (compared over tasks); or results of EncodEval.
 
     Example: mlmclm compare 1m-clm-1k 1m-mlm40-1k --study quickstart --task pydocs-kind
 
@@ -76,7 +75,7 @@ def compare(
     if study is None and (scores or reader or any(os.path.exists(side) for side in (first, second))):  # noqa: PTH110
         from mlmclm.answers.comparison_of_scores import compare as compare_scores
 
-        found = compare_scores(
+        comparison = compare_scores(
             first,
             second,
             scores or (),
@@ -87,7 +86,7 @@ def compare(
             common=common,
             chances=options.chance_levels(chance or ()),
         )
-        _print(first, second, found, {"left_out": found.left_out, "unit": found.unit}, as_json=as_json)
+        _print(first, second, comparison, {"left_out": comparison.left_out, "unit": comparison.unit}, as_json=as_json)
         return
     for option, value in (("--scores", scores), ("--reader", reader), ("--common", common), ("--chance", chance)):
         if value:
@@ -95,33 +94,34 @@ def compare(
             raise UserError(f"{option}: cells have {has} in the store; the option is for scores of other tools.")
     from mlmclm.studies.api import open as open_store
 
-    there = open_store(store, data=data, task_dirs=task_dir)
+    opened = open_store(store, data=data, task_dirs=task_dir)
     if study is not None:
-        found = there.results(study, rule=rule).compare(first, second, tasks=task, metric=metric, where=study)
+        comparison = opened.results(study, rule=rule).compare(first, second, tasks=task, metric=metric, where=study)
     elif task:
         raise UserError("--task: two cells have a task already; the option is for models of a --study.")
     elif rule is not None:
         raise UserError("--rule: two cells have a learning rate already; the option is for models of a --study.")
     else:
-        found = there.compare_cells(first, second, metric=metric)
-    over = list(map(without_nan, found.over))
-    more = {"over": over, "left_out": found.left_out, "notes": found.notes}
-    _print(first, second, found, more, as_json=as_json)
+        comparison = opened.compare_cells(first, second, metric=metric)
+    over = list(map(without_nan, comparison.over))
+    more = {"over": over, "left_out": comparison.left_out, "notes": comparison.notes}
+    _print(first, second, comparison, more, as_json=as_json)
 
 
-def _print(first: str, second: str, found: Comparison, more: Mapping[str, Any], *, as_json: bool) -> None:
+def _print(first: str, second: str, comparison: Comparison, more: Mapping[str, Any], *, as_json: bool) -> None:
     if not as_json:
-        _show(first, second, found)
+        _show(first, second, comparison)
         return
-    print_json({"first": first, "second": second, "tasks": list(map(without_nan, found.rows)), **more})
+    print_json({"first": first, "second": second, "tasks": list(map(without_nan, comparison.rows)), **more})
 
 
-def _show(first: str, second: str, found: Comparison) -> None:
+def _show(first: str, second: str, comparison: Comparison) -> None:
     """Print a comparison of models, cells or scores."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
 
-    rows, of_tool = [*found.over, *found.rows], any("rates_tried" in row for row in found.rows)
+    task_rows = comparison.rows
+    rows, of_tool = [*comparison.over, *task_rows], any("rates_tried" in row for row in task_rows)
     corrected, tests = any("p_holm" in row for row in rows), rows[0].get("tests", 0)
     lines = []
     for row in rows:
@@ -139,29 +139,29 @@ def _show(first: str, second: str, found: Comparison) -> None:
         lines.append((name, metric, *sides, difference, *map(text.probability, p_values)))
     show(f"first:  {first}\nsecond: {second}")
     if corrected:
-        show(found.verdict, style="bold")
+        show(comparison.verdict, style="bold")
     confidence = f"{rows[0]['confidence']:.0%}".replace("%", " %")
     p_columns = ("p", *(("p after Holm",) if corrected else ()))
     show_table(("task", "score", "first", "second", f"difference [{confidence}]", *p_columns), lines, drop=("score",))
     if all(_scale(row) == 1 for row in rows):
         show("Scores are points of 100.")
-    for own, words in ((rows, _number_shown), (rows, _covered), (found.rows, _tested), (found.rows, _choice)):
-        for said, tasks in _by(own, words, found.unit).items():
-            show(f"{said}: {', '.join(tasks)}")
+    for describe, described in ((_number_shown, rows), (_covered, rows), (_tested, task_rows), (_choice, task_rows)):
+        for sentence, tasks in _by(described, describe, comparison.unit).items():
+            show(f"{sentence}: {', '.join(tasks)}")
     if corrected and tests > 1:
-        whole = f"the {tests} tasks" if of_tool else "all pairs of models and all tasks of the study"
-        show(f"p after Holm is corrected over {whole}.")
-    if found.pretraining:
-        show(f"Based on {found.pretraining} of each model.")
-    lacking = [row["task"] for row in found.rows if row.get("chance", 0) is None]
-    if lacking and found.unit == "example":
-        known = f"The chance level of {text.listing(lacking)} is not known"
-        show(f"{known}, so scores at chance are not recognised there. --chance TASK=VALUE states it.")
-    for row in found.rows:
+        corrected_over = f"the {tests} tasks" if of_tool else "all pairs of models and all tasks of the study"
+        show(f"p after Holm is corrected over {corrected_over}.")
+    if comparison.pretraining:
+        show(f"Based on {comparison.pretraining} of each model.")
+    lacking = [row["task"] for row in task_rows if row.get("chance", 0) is None]
+    if lacking and comparison.unit == "example":
+        warning = f"The chance level of {text.listing(lacking)} is not known"
+        show(f"{warning}, so scores at chance are not recognised there. --chance TASK=VALUE states it.")
+    for row in task_rows:
         if row.get("at_chance"):
-            # Another score may be compared than the one whose chance level is known.
-            other = row.get("chance_of", row["metric"])
-            by = "" if other == row["metric"] else f" in {text.metric(other)}"
+            # The compared score may not be the one whose chance level is known.
+            chance_metric = row.get("chance_of", row["metric"])
+            by = "" if chance_metric == row["metric"] else f" in {text.metric(chance_metric)}"
             models = text.listing([{"first": first, "second": second}.get(side, side) for side in row["at_chance"]])
             lead = ", whose lead counts in no verdict" if of_tool else ""
             show(f"{row['task']}: not above chance{by} ({text.points(_scale(row) * row['chance'])}): {models}{lead}")
@@ -170,31 +170,31 @@ def _show(first: str, second: str, found: Comparison) -> None:
         for label, seeds in row.get("seeds_left_out", {}).items():
             show(f"{row['task']}: seeds that only {label} has are left out: {', '.join(seeds)}")
         if row.get("examples_left_out"):
-            show(f"{row['task']}: {row['examples_left_out']:,} {found.unit}s that only one side has are left out")
-    for note in found.notes:
+            show(f"{row['task']}: {row['examples_left_out']:,} {comparison.unit}s that only one side has are left out")
+    for note in comparison.notes:
         show(note)
-    for task, reason in found.left_out.items():
+    for task, reason in comparison.left_out.items():
         show(f"{task} is left out: {reason}")
 
 
 def _scale(row: Mapping[str, Any]) -> float:
-    """Return the factor by which scores are shown as points: those that are no fractions of 1 are shown as they are."""
+    """Return the factor by which scores are shown as points: scores above 1 are shown unscaled."""
     return 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
 
 
 def _by(
-    rows: Sequence[Mapping[str, Any]], words: Callable[[Mapping[str, Any], str], str], unit: str
+    rows: Sequence[Mapping[str, Any]], describe: Callable[[Mapping[str, Any], str], str], unit: str
 ) -> dict[str, list[str]]:
-    """Return the tasks by what is to be said about them."""
-    found: dict[str, list[str]] = {}
+    """Return the tasks by the sentence that describes their rows."""
+    tasks: dict[str, list[str]] = {}
     for row in rows:
-        if said := words(row, unit):
-            found.setdefault(said, []).append(row["task"])
-    return found
+        if sentence := describe(row, unit):
+            tasks.setdefault(sentence, []).append(row["task"])
+    return tasks
 
 
 def _number_shown(row: Mapping[str, Any], unit: str) -> str:
-    """Say which number of a side the table holds."""
+    """Say which scores of the two sides the table holds."""
     if "rates_tried" in row:
         return f"Means over {row['examples']:,} {unit}s"
     if "p_holm" in row:
@@ -219,14 +219,14 @@ def _covered(row: Mapping[str, Any], unit: str) -> str:
 
 
 def _tested(row: Mapping[str, Any], unit: str) -> str:
-    """Say which test over examples a p value is of, and what counts together; empty for others."""
+    """Say which test over examples gave the p value, and how examples are grouped; empty for other rows."""
     test = f"p by {_TESTS[row['test']]}, seeds of each side {row['seeds']}" if "test" in row else ""
     groups = f"{row['examples']:,} {unit}s in {row['groups']:,} groups" if row.get("groups") else ""
     return "; ".join(filter(None, (test, groups)))
 
 
 def _choice(row: Mapping[str, Any], _: str) -> str:
-    """Say what neither the interval nor p of another tool's scores knows; empty if nothing was chosen."""
+    """Say that the learning rate was chosen on scores that share the noise of those compared; empty if none was chosen."""
     if row.get("rates_tried", 1) == 1:
         return ""
     return (

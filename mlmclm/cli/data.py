@@ -40,7 +40,6 @@ def prepare(
 
     Example: mlmclm data examples/quickstart.yaml
     """
-
     from mlmclm.corpora.prepared_corpus import describe
     from mlmclm.studies.api import trained_study
 

@@ -50,22 +50,20 @@ def order(
     from mlmclm.studies.seen_data import seen_data
 
     study = trained_study(file, store=store, data=data)
-    found = seen_data(study, steps=steps, model=model, labels=labels, to=to)
+    seen = seen_data(study, steps=steps, model=model, labels=labels, to=to)
     spoken()  # from here on there is output, so the line about slow start-up is no longer due
     if to is not None:
-        rows, tokens = found.export(to)
+        rows, tokens = seen.export(to)
         if as_json:
-            print_json(
-                {"path": str(to), "steps": [found.steps.start, found.steps.stop], "rows": rows, "tokens": tokens}
-            )
+            print_json({"path": str(to), "steps": [seen.steps.start, seen.steps.stop], "rows": rows, "tokens": tokens})
         else:
             show(f"{to}: {rows:,} rows, {tokens:,} tokens")
     elif as_json:
-        for batch in found.batches:
+        for batch in seen.batches:
             for record in batch.records():
                 typer.echo(json.dumps(record))
     else:
-        _print(found.prepared, found.batches)
+        _print(seen.prepared, seen.batches)
 
 
 def _print(prepared: PreparedStudy, batches: Iterable[Seen]) -> None:

@@ -29,29 +29,23 @@ def decide(
 ) -> None:
     """Says whether a model is better than another on the mean over tasks, and ends with 0 for better, 1 for not better, 3 for undecided.
 
-    It may be asked again after more seeds: the store keeps the looks, and over all of them at most 5 % of comparisons of equal models
-    decide for one. Undecided names the next seeds and their cost.
+    It may be asked again after more seeds. The store keeps every look, and over all looks at most 5 % of comparisons of equal models
+    end in favour of one. An undecided answer names the next seeds and their cost.
 
     Example: mlmclm decide 1m-mlm40-1k 1m-clm-1k --study quickstart
     """
     from mlmclm.reports.decision import decide as decide_on
     from mlmclm.studies.api import open as open_store
 
-    there = open_store(store, data=data, task_dirs=task_dir)
-    results = there.results(study, rule=rule)
+    opened = open_store(store, data=data, task_dirs=task_dir)
+    results = opened.results(study, rule=rule)
     names = [results.model_of(name, where=study) for name in (new, base)]
-    found = decide_on(
-        results.analysis,
-        results.facts.basis,
-        *names,
-        most=most,
-        folder=None
-        if results.record.source
-        else there.place.study_folder(results.name),  # a published one keeps no looks
-    )
+    # A published study keeps no looks.
+    folder = None if results.record.source else opened.place.study_folder(results.name)
+    verdict = decide_on(results.analysis, results.facts.basis, *names, most=most, folder=folder)
     if as_json:
-        print_json(found.as_dict())
+        print_json(verdict.as_dict())
     else:
-        for place, sentence in enumerate(found.sentences):
-            show(sentence, style=None if place else "bold")
-    raise typer.Exit(CODES[found.decision])
+        for number, sentence in enumerate(verdict.sentences):
+            show(sentence, style=None if number else "bold")
+    raise typer.Exit(CODES[verdict.decision])

@@ -37,10 +37,10 @@ class DefaultCommand(typer.core.TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        shown = copy.copy(self)
-        shown.help = self._default.help
-        shown.params = [*self._default.params, *self.params]
-        super(DefaultCommand, shown).format_help(ctx, formatter)
+        group = copy.copy(self)
+        group.help = self._default.help
+        group.params = [*self._default.params, *self.params]
+        super(DefaultCommand, group).format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete commands, and the default command's options."""

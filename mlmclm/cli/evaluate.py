@@ -69,7 +69,7 @@ def evaluate(
     """
     from mlmclm.studies.zero_shot import evaluate as evaluate_models
 
-    found = evaluate_models(
+    evaluated = evaluate_models(
         models,
         tasks=task or (),
         winogender=winogender,
@@ -82,12 +82,12 @@ def evaluate(
         data=data,
     )
     if as_json:
-        shown = [{name: each for name, each in result.items() if name != "values"} for result in found.results]
-        print_json({"results": shown})
-    elif found.results:
-        _show(found.results)
-    if found.failure is not None:
-        raise found.failure
+        results = [{name: value for name, value in result.items() if name != "values"} for result in evaluated.results]
+        print_json({"results": results})
+    elif evaluated.results:
+        _show(evaluated.results)
+    if evaluated.failure is not None:
+        raise evaluated.failure
 
 
 def _show(results: Sequence[Mapping[str, Any]]) -> None:
@@ -98,9 +98,9 @@ def _show(results: Sequence[Mapping[str, Any]]) -> None:
             value = "–" if score is None else f"{score:.4f}" if abs(score) < 10_000 else f"{score:.3e}"
             interval = "" if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
             examples = "" if metric["examples"] is None else f"{metric['examples']:,}"
-            place = (result[part] for part in ("model", "scoring", "task"))
+            labels = (result[part] for part in ("model", "scoring", "task"))
             chance = "–" if metric["chance"] is None else f"{metric['chance']:.4f}"
-            rows.append((*place, name, value, interval, chance, examples, "" if result["computed"] else "(found)"))
+            rows.append((*labels, name, value, interval, chance, examples, "" if result["computed"] else "(found)"))
     for model in dict.fromkeys(result["model"] for result in results):
         means = [
             result["metrics"][result["main"]]["score"]

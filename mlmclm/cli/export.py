@@ -67,7 +67,6 @@ def export(
     With --task, the model's best cell on a retrieval task is trained again: the best learning rate, and of its seeds the one
     with the best validation score. SentenceTransformer("exported") then gives its vectors.
     """
-
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import api
     from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
@@ -83,11 +82,11 @@ def export(
             )
         cell, scores = opened.export_best(model, task, to)
         if as_json:
-            named = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
-            print_json({**named, "scores": scores})
+            facts = {"model": cell.model, "task": task, "cell": cell_key(cell), "folder": str(to)}
+            print_json({**facts, "scores": scores})
             return
-        shown = ", ".join(f"{split} {100 * values[cell.declared.metric]:.2f}" for split, values in scores.items())
-        show(f"{cell_name(cell)} ({cell.declared.metric} in points of 100: {shown}): {to}")
+        scores_text = ", ".join(f"{split} {100 * values[cell.declared.metric]:.2f}" for split, values in scores.items())
+        show(f"{cell_name(cell)} ({cell.declared.metric} in points of 100: {scores_text}): {to}")
         return
     if revisions and step is not None:
         raise UserError("--revisions writes all steps to a folder; leave out --step.")
@@ -99,22 +98,22 @@ def export(
         raise UserError("--repository names the repository of --revisions; give that too.")
     check_hub(push_to_hub, dry_run=dry_run)
     if revisions:
-        model, made, pushed = export_kept_revisions(opened, model, to, repository, push_to_hub, dry_run=dry_run)
+        model, exported, pushed = export_kept_revisions(opened, model, to, repository, push_to_hub, dry_run=dry_run)
         if as_json:
-            print_json({"model": model, "folder": str(to), **asdict(made), "hub": pushed})
+            print_json({"model": model, "folder": str(to), **asdict(exported), "hub": pushed})
             return
-        for each in made.repositories:
-            show(f"{each} in {to}: main, {', '.join(made.tags)}")
-        written = len(made.written)
-        show(f"{written} written, {len(made.tags) - written} already there")
-        for each, tags in pushed.items():
-            show(f"{'would be uploaded' if dry_run else 'uploaded'} to {each}: {', '.join(tags) or 'nothing new'}")
+        for name in exported.repositories:
+            show(f"{name} in {to}: main, {', '.join(exported.tags)}")
+        written = len(exported.written)
+        show(f"{written} written, {len(exported.tags) - written} already there")
+        for name, tags in pushed.items():
+            show(f"{'would be uploaded' if dry_run else 'uploaded'} to {name}: {', '.join(tags) or 'nothing new'}")
         return
-    found, uploaded = export_model(opened, model, to, step, push_to_hub, dry_run=dry_run)
+    located, uploaded = export_model(opened, model, to, step, push_to_hub, dry_run=dry_run)
     if as_json:
-        print_json({"model": str(found.name), "step": found.state.step, "folder": str(to), "hub": uploaded})
+        print_json({"model": str(located.name), "step": located.state.step, "folder": str(to), "hub": uploaded})
         return
-    show(f"{found.name} (from {found.folder}): {to}")
+    show(f"{located.name} (from {located.folder}): {to}")
     for upload in uploaded:
         if upload["commit"] is not None:
             show(f"uploaded: {upload['commit']}")

@@ -71,8 +71,8 @@ def finetune(
 ) -> None:
     """Fine-tunes one model on one task at one learning rate with one seed, and prints the scores.
 
-    The cell is computed as in a sweep, on one thread of the CPU or on the GPU, and each uses the other's results. A result is a
-    file in the store, named by a hash of everything that can change it.
+    The cell is computed as in a sweep, on one thread of the CPU or on the GPU, and sweeps and this command reuse each other's results:
+    a result is a file in the store, named by a hash of everything that can change it.
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
@@ -81,13 +81,13 @@ def finetune(
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")
-    own = {"head": head_seed, "order": order_seed, "dropout": dropout_seed}
+    stream_seeds = {"head": head_seed, "order": order_seed, "dropout": dropout_seed}
     cell = one_cell(
         model,
         task,
         learning_rate,
         place_of(store=store, data=data, task_dirs=task_dir),
-        seed={stream: seed if value is None else value for stream, value in own.items()},
+        seed={stream: seed if value is None else value for stream, value in stream_seeds.items()},
         protocol=protocol,
         space=space,
         settings=_settings(changed or ()),
@@ -122,7 +122,7 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
     from mlmclm.sweeps.cells import cell_name
 
     cell, key, results_store = planned.cell, planned.key, planned.results_store
-    about = {
+    facts = {
         "key": key,
         "file": str(results_store.path(key)),
         "there": results_store.find(key) is not None,
@@ -138,34 +138,34 @@ def _show_plan(planned: OneCell, *, as_json: bool) -> None:
         "start": cell.start.key if cell.start else None,
     }
     if as_json:
-        print_json(about)
+        print_json(facts)
         return
     show(f"{cell_name(cell)}: nothing is trained now (--dry-run)")
-    for name, value in flat(about):
+    for name, value in flat(facts):
         show(f"{name}: {value}")
 
 
-def _show_result(found: CellResult, *, as_json: bool) -> None:
+def _show_result(cell_result: CellResult, *, as_json: bool) -> None:
     """Print a cell's scores, and the files of its result."""
     from rich.text import Text
 
     from mlmclm.results.metrics import metric_parts
     from mlmclm.sweeps.cells import cell_name
 
-    result, examples, name = found.result, found.examples_path, cell_name(found.cell)
+    result, examples, name = cell_result.result, cell_result.examples_path, cell_name(cell_result.cell)
     if as_json:
-        files = {"file": str(found.path), "examples_file": str(examples) if examples else None}
-        print_json({**result, **files, "computed": found.computed})
+        files = {"file": str(cell_result.path), "examples_file": str(examples) if examples else None}
+        print_json({**result, **files, "computed": cell_result.computed})
         return
     if result["status"] == "diverged":
         show(f"{name}: diverged at step {result['diverged_step']}")
     else:
-        main, validation = metric_parts(result["metric"]), found.scores["validation"]
+        main, validation = metric_parts(result["metric"]), cell_result.scores["validation"]
         rows = [
             (Text(metric, style="bold" if metric in main else ""), f"{validation[metric]:.4f}", f"{value:.4f}")
-            for metric, value in found.scores["test"].items()
+            for metric, value in cell_result.scores["test"].items()
         ]
         show_table(("metric", "validation", "test"), rows, title=f"{name}, fractions of 1")
-    show(f"result: {found.path} ({'computed now' if found.computed else 'found in the store'})")
+    show(f"result: {cell_result.path} ({'computed now' if cell_result.computed else 'found in the store'})")
     if examples:
         show(f"examples: {examples}")

@@ -81,14 +81,14 @@ def import_results(
         learning_rates=rate or (),
         chances=options.chance_levels(chance or ()),
     )
-    stated = [(each, stated_claim(each, results.analysis)) for each in claim or ()]
+    stated = [(claim_text, stated_claim(claim_text, results.analysis)) for claim_text in claim or ()]
     tested = results.claims(*claims) if claims else None
     report = results.write(to).report if to is not None else None
     if as_json:
-        said = [{"claim": each, **found._asdict()} for each, found in stated]
-        filed = {} if tested is None else {"tested": claims_as_json(tested)}
-        where = None if report is None else str(report)
-        print_json({"report": where, "verdicts": said, **filed, **summary(results.analysis)})
+        verdicts = [{"claim": claim_text, **answer._asdict()} for claim_text, answer in stated]
+        tested_json = {} if tested is None else {"tested": claims_as_json(tested)}
+        report_path = None if report is None else str(report)
+        print_json({"report": report_path, "verdicts": verdicts, **tested_json, **summary(results.analysis)})
         return
     show_advice(results.advice)
     if lacking := chance_unknown(results.analysis):
@@ -97,8 +97,8 @@ def import_results(
         show("If the runs that the grid lacks have diverged, --absent diverged says so.")
     show_best(results.analysis)
     _show_stability(results.analysis)
-    for each, found in stated:
-        show(f"{found.verdict}: {each} ({found.reason})")
+    for claim_text, answer in stated:
+        show(f"{answer.verdict}: {claim_text} ({answer.reason})")
     if tested is not None:
         show_claims(tested)
     if report is not None:

@@ -84,8 +84,8 @@ def init(
     from mlmclm.tasks.inference import Overrides
 
     if data is None:
-        given = {"model": model, "test": test, "validation": validation, "family": family, "text-column": text_column}
-        for name, value in (given | {"label-column": label_column, "dry-run": dry_run}).items():
+        flags = {"model": model, "test": test, "validation": validation, "family": family, "text-column": text_column}
+        for name, value in (flags | {"label-column": label_column, "dry-run": dry_run}).items():
             if value:
                 raise UserError(f"--{name} says more about a data file: give --data FILE too.")
         study, space = new_study(folder)

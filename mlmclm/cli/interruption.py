@@ -14,7 +14,7 @@ from typing import Any
 import typer.core
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command: of Ctrl-C, of whoever runs it (a service manager, `ray job stop`), of a closed terminal."""
+"""Signals that end a command: from Ctrl-C, from its supervisor (a service manager, `ray job stop`), from a closed terminal."""
 SECONDS_TO_CLOSE = 30.0
 """Seconds after a signal during which further ones are ignored."""
 
@@ -27,12 +27,12 @@ class Verbs(typer.core.TyperGroup):
     """The group of all commands; raises `Interrupted` if one of them is interrupted."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the requested command; a word that is none, but a subcommand or an option of one, is said to be there."""
+        """Find the requested command. For a word that is a subcommand or an option of another command, the error names that."""
         word = args[0]
         if word not in self.commands and not ctx.resilient_parsing:
             flag, verbs = f"--{word}", self.commands.items()
             places = [f"{name} {word}" for name, verb in verbs if word in getattr(verb, "commands", ())]
-            places += [f"{name} {flag}" for name, verb in verbs if any(flag in own.opts for own in verb.params)]
+            places += [f"{name} {flag}" for name, verb in verbs if any(flag in option.opts for option in verb.params)]
             if places:
                 ctx.fail(f"No such command {word!r}. Did you mean {', '.join(f'{place!r}' for place in places[:3])}?")
         return super().resolve_command(ctx, args)
@@ -81,14 +81,14 @@ def ended_by_signals() -> Iterator[Received]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    # What whoever started this has made ignored (nohup, a script's background job) stays so.
-    before = {sign: held for sign in ENDING if (held := signal.getsignal(sign)) != signal.SIG_IGN}
+    # A signal that the parent process ignores (nohup, a script's background job) stays ignored.
+    before = {sign: handler for sign in ENDING if (handler := signal.getsignal(sign)) != signal.SIG_IGN}
     for sign in before:
         signal.signal(sign, interrupt)
     try:
         yield received
     finally:
-        for sign, held in before.items():
-            # Once all is closed and said, a further Ctrl-C would only interrupt what libraries do as Python exits.
-            over = sign == signal.SIGINT and received.at > -math.inf
-            signal.signal(sign, signal.SIG_IGN if over else held)
+        for sign, handler in before.items():
+            # Once everything is closed and reported, a further Ctrl-C would only interrupt the libraries' exit handlers.
+            finished = sign == signal.SIGINT and received.at > -math.inf
+            signal.signal(sign, signal.SIG_IGN if finished else handler)

@@ -106,7 +106,7 @@ def common(
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
     set_library_defaults()
-    # Otherwise a thread that calls Ray as a session ends or its node dies starts a cluster that nobody guards or ends.
+    # Otherwise a thread that calls Ray while a session ends or its node dies starts a cluster that nobody guards or ends.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.

@@ -156,17 +156,17 @@ WaitForNodes = Annotated[
 ]
 
 
-def for_estimates(*, dry_run: bool, **given: float | None) -> None:
+def for_estimates(*, dry_run: bool, **estimates: float | None) -> None:
     """Refuse options that only a dry run uses if they are given without one."""
-    for name, value in given.items():
+    for name, value in estimates.items():
         if value is not None and not dry_run:
             raise UserError(f"--{name} is for estimates: give --dry-run too.")
 
 
-def chance_levels(given: Sequence[str]) -> dict[str, float]:
+def chance_levels(pairs: Sequence[str]) -> dict[str, float]:
     """Return the chance levels by task that `--chance` states; raise UserError for what is no TASK=VALUE."""
-    found: dict[str, float] = {}
-    for pair in given:
+    levels: dict[str, float] = {}
+    for pair in pairs:
         task, equals, value = pair.rpartition("=")
         try:
             level = float(value)
@@ -174,7 +174,7 @@ def chance_levels(given: Sequence[str]) -> dict[str, float]:
             level = math.nan
         if not equals or not task or not math.isfinite(level):
             raise UserError(f"--chance {pair}: write TASK=VALUE with a number, such as sst2=0.5.")
-        if task in found:
+        if task in levels:
             raise UserError(f"--chance: task {task} is there twice.")
-        found[task] = level
-    return found
+        levels[task] = level
+    return levels

@@ -48,15 +48,15 @@ def show_table(
         drop: headers of columns that may be dropped, the least important first.
     """
     spoken()
-    whole = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
+    headers = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
     # Measured on an endless console, because rich caps what a table needs at the console's own width.
     endless = Console(width=ENDLESS, markup=False, emoji=False)
     dropped: list[str] = []
     # Drop columns one at a time until the table fits the terminal.
     while True:
-        kept = [number for number, column in enumerate(whole) if column.header not in dropped]
-        table = Table(*(whole[number].copy() for number in kept), title=title, title_justify="left", box=lines)
+        kept = [number for number, column in enumerate(headers) if column.header not in dropped]
+        table = Table(*(headers[number].copy() for number in kept), title=title, title_justify="left", box=lines)
         for row in rows:
             cells = (row[number] for number in kept)
             table.add_row(*(cell if isinstance(cell, Text) else printable(cell) for cell in cells))
@@ -88,10 +88,10 @@ def flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]
             yield f"{before}{name}", str(value)
 
 
-def show_claims(found: pd.DataFrame) -> None:
+def show_claims(claims: pd.DataFrame) -> None:
     """Print claims by verdict, each with its source and the reason."""
     for verdict in VERDICTS:
-        rows = found[found["verdict"] == verdict].to_dict("records")
+        rows = claims[claims["verdict"] == verdict].to_dict("records")
         if rows:
             show(f"{verdict} ({len(rows)})", style="bold")
         for row in rows:
@@ -99,6 +99,6 @@ def show_claims(found: pd.DataFrame) -> None:
             show(f"    {' '.join(filter(None, (row['reason'], row['settle'])))}")
 
 
-def claims_as_json(found: pd.DataFrame) -> list[dict[str, Any]]:
+def claims_as_json(claims: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the table with null for NaN, which JSON doesn't have."""
-    return list(map(without_nan, found.to_dict("records")))
+    return list(map(without_nan, claims.to_dict("records")))

@@ -73,14 +73,15 @@ def plan(
 
 
 def show_priced(priced: PricedPlan, suite: str | None) -> None:
-    """Print a plan and its costs; `suite` is what its suite is called, if it is of one."""
-    made, pricing = priced.plan, priced.pricing
+    """Print a plan and its costs; `suite` is the name of the plan's suite, if it has one."""
+    planned, pricing = priced.plan, priced.pricing
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("tokens", "FLOPs", "time")]
     columns: list[str | Column] = ["stage", Column("leaves behind"), "shared steps", *numbers, "for"]
     rows = []
-    for stage in made.tree():
-        shared = [part for part in made.stretches(stage) if len(part.models) > 1]
-        title, behind = "  " * made.depth(stage) + stage.title, ", ".join(f"{state.step:,}" for state in stage.states)
+    for stage in planned.tree():
+        shared = [part for part in planned.stretches(stage) if len(part.models) > 1]
+        title = "  " * planned.depth(stage) + stage.title
+        behind = ", ".join(f"{state.step:,}" for state in stage.states)
         steps = f"{shared[0].start:,}-{shared[-1].stop:,}" if shared else ""
         rows.append((title, behind, steps, *_cells(pricing.stage(stage)), _shortened(stage.models)))
     drop = ("shared steps", "leaves behind", "FLOPs", "tokens")
@@ -92,12 +93,12 @@ def show_priced(priced: PricedPlan, suite: str | None) -> None:
         )
     totals = [
         (title, f"{cost.steps:,}", *_cells(cost))
-        for title, cost in (("as planned", pricing.plan(made)), ("each model alone", pricing.states(made.alone)))
+        for title, cost in (("as planned", pricing.plan(planned)), ("each model alone", pricing.states(planned.alone)))
     ]
     show_table(("", "steps", "tokens", "FLOPs", "time"), totals)
     show(
-        f"{len(made.models)} models, {len(made.stages)} stages; {made.steps_shared:,} steps are trained once for several models, "
-        f"{made.steps_alone - made.steps:,} saved."
+        f"{len(planned.models)} models, {len(planned.stages)} stages; {planned.steps_shared:,} steps are trained once for several models, "
+        f"{planned.steps_alone - planned.steps:,} saved."
     )
     show(
         f"Time of one {pricing.device.title}, assuming {pricing.utilisation:.0%} of its {pricing.device.peak / 1e12:,.3g} TFLOP/s "

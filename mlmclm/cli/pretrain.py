@@ -28,7 +28,7 @@ def pretrain(
 
     Steps that several models share are trained once. Stages run side by side if the cluster has room for the workers of several.
     An interrupted run resumes from its last checkpoint. With `--suite`, the models (and what the suite says of the recipe)
-    take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's. A suite's mixes count if the
+    take the place of the study's; corpus, tokenizer and the rest of the recipe are the study's. A suite's mixes are used if the
     study's corpora have all of their sources.
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
@@ -46,5 +46,5 @@ def pretrain(
     else:
         for model in exported:
             show(f"{model.name}: {study.folder / 'models' / model.name}")
-        there = "" if study.trained_file.space else ", once the file has a `space:`"
-        show(f"mlmclm study {shlex.quote(str(file))} fine-tunes them and writes the report{there}.")
+        condition = "" if study.trained_file.space else ", once the file has a `space:`"
+        show(f"mlmclm study {shlex.quote(str(file))} fine-tunes them and writes the report{condition}.")

@@ -56,8 +56,8 @@ def replicate(
     from mlmclm.studies.replication import COMPUTED, replication_of, write_replication
 
     name, planned = replication_of(paper, scale), scale not in COMPUTED
-    for option, given in (("--device", device), ("--price", price)):
-        if given is not None and not planned:
+    for option, setting in (("--device", device), ("--price", price)):
+        if setting is not None and not planned:
             raise UserError(f"{option} is for --scale paper.")
     for option, value in (("--part", part), ("--write", write)):
         if value is not None and planned:
@@ -65,43 +65,43 @@ def replicate(
     if planned:
         _show_paper_scale(paper, store, data, device, price, as_json=as_json)
     elif write is not None:
-        study, *others = write_replication(name, write)
-        show("\n".join(map(str, (study, *others))))
+        study, *task_files = write_replication(name, write)
+        show("\n".join(map(str, (study, *task_files))))
         show(f"What it would compute: mlmclm study {study} --dry-run")
     else:
         from mlmclm.cli.study_report import show_plan, show_results
         from mlmclm.studies.api import study as open_study
 
-        made = open_study(name, part=part, store=store, data=data)
+        opened = open_study(name, part=part, store=store, data=data)
         if dry_run:
-            show_plan(made.plan(), as_json=as_json)
+            show_plan(opened.plan(), as_json=as_json)
             return
-        found = made.run(ray=ray, wait_for_nodes=wait_for_nodes, check=False)
-        show_results(found, as_json=as_json, claims=True)
+        results = opened.run(ray=ray, wait_for_nodes=wait_for_nodes, check=False)
+        show_results(results, as_json=as_json, claims=True)
 
 
 def _show_paper_scale(
     paper: str, store: Path, data: Path | None, device: str | None, price: float | None, *, as_json: bool
 ) -> None:
-    """Print what a paper has computed, what that costs on a device, and what runs it; compute nothing."""
+    """Print the plan of a paper's computations, their cost on a device, and the commands that run them; compute nothing."""
     from mlmclm.cli.plan import show_priced
     from mlmclm.studies.api import study as open_study
     from mlmclm.studies.replication import PAPERS
 
-    own = PAPERS[paper]
-    priced = own.priced(device)
+    replication = PAPERS[paper]
+    priced = replication.priced(device)
     hours = priced.pricing.plan(priced.plan).device_hours
-    grid = None if own.study is None else open_study(own.study, store=store, data=data).plan().sweep
+    grid = None if replication.study is None else open_study(replication.study, store=store, data=data).plan().sweep
     if as_json:
         cost = {} if price is None else {"cost": hours * price}
-        print_json(priced.as_dict() | cost | {"commands": [command for _, command in own.commands]}
+        print_json(priced.as_dict() | cost | {"commands": [command for _, command in replication.commands]}
                    | ({} if grid is None else {"grid": grid.as_dict()}))  # fmt: skip
         return
-    show_priced(priced, own.suite)
+    show_priced(priced, replication.suite)
     if price is not None:
         show(f"cost of pretraining: {hours * price:,.0f} for {time_text(hours)} at {price:,.2f} an hour")
-    for what, command in own.commands:
-        show(f"{what}: {command}")
+    for title, command in replication.commands:
+        show(f"{title}: {command}")
     if grid is not None:
         for line in grid.lines():
             show(line)

@@ -51,14 +51,14 @@ def report(
     from mlmclm.cli.study_report import show_results
     from mlmclm.studies.api import open as open_store
 
-    there = open_store(store, data=data, task_dirs=task_dir)
+    opened = open_store(store, data=data, task_dirs=task_dir)
     if not is_bundle(Path(file)):
-        found = there.study(file).report(rule=rule, to=to)
+        results = opened.study(file).report(rule=rule, to=to)
     else:
-        found = there.results(file, rule=rule)
-        found = found if to is None else found.write(to)
-    if found.report is None:
+        results = opened.results(file, rule=rule)
+        results = results if to is None else results.write(to)
+    if results.report is None:
         say("the report is not written: the place of the results is read-only, or a bundle; name a folder with --to.")
     if predictions is not None:
-        found.write_predictions(predictions)
-    show_results(found, as_json=as_json, figures=[] if figures is None else found.write_figures(figures))
+        results.write_predictions(predictions)
+    show_results(results, as_json=as_json, figures=[] if figures is None else results.write_figures(figures))

@@ -72,35 +72,35 @@ def verify(
     place = place_of(store=store, data=data, task_dirs=task_dir)
     contents, name = _contents(place.store), None if study is None else name_of(study)
     with bars() as progress:
-        found = verify_all(pieces_of(contents, name), progress)
-    own = contents.all if name is None else contents.of_study(name)
-    cells = {artifact.key for artifact in own if type(artifact) is StoredResult}
-    again = compute_again(recompute, seed, place, study, cells) if recompute else []
+        verified = verify_all(pieces_of(contents, name), progress)
+    artifacts = contents.all if name is None else contents.of_study(name)
+    cells = {artifact.key for artifact in artifacts if type(artifact) is StoredResult}
+    recomputed = compute_again(recompute, seed, place, study, cells) if recompute else []
     if as_json:
-        print_json({"kinds": [asdict(each) for each in found], "recomputed": [asdict(each) for each in again]})
+        print_json({"kinds": [asdict(row) for row in verified], "recomputed": [asdict(row) for row in recomputed]})
     else:
-        _show(found, again)
-    if any(each.damaged for each in found) or any(each.status == "differs" for each in again):
+        _show(verified, recomputed)
+    if any(row.damaged for row in verified) or any(row.status == "differs" for row in recomputed):
         raise typer.Exit(1)
 
 
-def _show(found: Sequence[Verified], again: Sequence[Recomputed]) -> None:
+def _show(verified: Sequence[Verified], recomputed: Sequence[Recomputed]) -> None:
     from mlmclm.numbers import plural
     from mlmclm.studies.artifacts import UNCOVERED
 
     show_table(
         ("kind", "files", "MiB", "damaged"),
         [
-            (each.kind, f"{each.files:,}", _mib(each.bytes), f"{len(each.damaged):,}")
-            for each in found
+            (row.kind, f"{row.files:,}", _mib(row.bytes), f"{len(row.damaged):,}")
+            for row in verified
         ],
     )  # fmt: skip
-    for each in found:
-        for one in each.damaged:
-            show(f"{one.path}: {one.reason}. To make it again: {one.again}.")
-    if again:
-        show_recomputed(again)
-    files, damaged = sum(each.files for each in found), sum(len(each.damaged) for each in found)
+    for row in verified:
+        for damage in row.damaged:
+            show(f"{damage.path}: {damage.reason}. To make it again: {damage.again}.")
+    if recomputed:
+        show_recomputed(recomputed)
+    files, damaged = sum(row.files for row in verified), sum(len(row.damaged) for row in verified)
     show(f"{plural(files, 'file')}: {f'{damaged:,} damaged' if damaged else 'all are intact'}")
     show(f"not covered, as they have no checksum: {', '.join(UNCOVERED)}", style="dim")
 
@@ -115,11 +115,11 @@ def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = F
     """
     from mlmclm.studies.artifacts import shares
 
-    found = shares(_contents(store.resolve()))
+    usage = shares(_contents(store.resolve()))
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(row) for row in usage])
         return
-    rows = [(each.study or "(no study)", each.kind, _mib(each.own), _mib(each.shared)) for each in found]
+    rows = [(row.study or "(no study)", row.kind, _mib(row.own), _mib(row.shared)) for row in usage]
     show_table(("study", "kind", "own MiB", "shared MiB"), rows)
 
 
@@ -141,10 +141,10 @@ def prune(
     yes: Annotated[bool, Option("--yes", help="Delete; otherwise only say what would be deleted.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Frees the disk that only one study takes, with its folder, or that no study uses: corpora, states, models, tokenised tasks.
+    """Deletes artifacts (corpora, states, models, tokenised tasks) that no study uses, or those of one study alone, with its folder.
 
-    What another study uses stays, and so do MLflow's runs and what lies at an address. Without --yes nothing is deleted. It is refused
-    while a process works on the store, or if it isn't known what another study uses.
+    Artifacts that another study uses stay, and so do MLflow's runs and the files of a store at an address (s3://...). Without --yes nothing
+    is deleted. It is refused while a process works on the store, or if it isn't known which artifacts another study uses.
 
     Examples:
 
@@ -162,13 +162,14 @@ def prune(
             for done, artifact in enumerate(prune_all(contents, unused, study)):
                 bar.update(done, note=artifact.kind)
     if as_json:
-        artifacts = [{"kind": each.kind, "key": each.key, "bytes": sizes[each]} for each in unused]
+        artifacts = [{"kind": artifact.kind, "key": artifact.key, "bytes": sizes[artifact]} for artifact in unused]
         print_json({"deleted": yes, "artifacts": artifacts})
         return
-    of_kind: dict[str, list[int]] = defaultdict(list)
-    for each in unused:
-        of_kind[each.kind].append(sizes[each])
-    show_table(("kind", "number", "MiB"), [(kind, f"{len(own):,}", _mib(sum(own))) for kind, own in of_kind.items()])
+    sizes_by_kind: dict[str, list[int]] = defaultdict(list)
+    for artifact in unused:
+        sizes_by_kind[artifact.kind].append(sizes[artifact])
+    rows = [(kind, f"{len(kind_sizes):,}", _mib(sum(kind_sizes))) for kind, kind_sizes in sizes_by_kind.items()]
+    show_table(("kind", "number", "MiB"), rows)
     if unused or study is not None:
         show("These are deleted." if yes else "Nothing is deleted. Give --yes to delete these.")
     else:

@@ -15,21 +15,21 @@ def studies(store: options.Store = options.DEFAULT_STORE, as_json: options.Json 
     """
     from mlmclm.studies.last_run import known_studies
 
-    found = known_studies(store.resolve())
+    summaries = known_studies(store.resolve())
     if as_json:
-        print_json([asdict(each) for each in found])
-    elif not found:
+        print_json([asdict(study) for study in summaries])
+    elif not summaries:
         show(f"{store.resolve()}: no study or sweep was run there yet")
     else:
         rows = [
             (
-                each.name,
-                each.kind,
-                (each.run or "–").replace("T", " ").removesuffix("+00:00"),
-                f"{each.models:,}",
-                f"{each.tasks:,}",
-                f"{each.done:,} of {each.cells:,}",
+                study.name,
+                study.kind,
+                (study.run or "–").replace("T", " ").removesuffix("+00:00"),
+                f"{study.models:,}",
+                f"{study.tasks:,}",
+                f"{study.done:,} of {study.cells:,}",
             )
-            for each in found
+            for study in summaries
         ]
         show_table(("name", "kind", "last run (UTC)", "models", "tasks", "cells done"), rows, drop=("kind", "tasks"))

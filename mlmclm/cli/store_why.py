@@ -21,7 +21,7 @@ def why(
 ) -> None:
     """Says what a state, model, corpus, result or any other artifact was made from, what made it, and what was made from it.
 
-    A change of any setting that is listed under "in the key" gives another key, so that it is made anew. The others change neither.
+    A change of a setting under "in the key" gives another key, so the artifact is made anew. Changes of the other settings do not.
 
     Examples:
 
@@ -32,34 +32,34 @@ def why(
     from mlmclm.studies.artifacts import Contents, size_of
 
     contents = Contents(store.resolve())
-    found = contents.find(artifact)
-    origin, damage = contents.origin(found), found.damage(read=False)
-    needs, users = contents.needs(found), contents.users[found]
-    studies = [study for study, own in contents.studies.items() if found in own]
+    target = contents.find(artifact)
+    origin, damage = contents.origin(target), target.damage(read=False)
+    needs, users = contents.needs(target), contents.users[target]
+    studies = [study for study, artifacts in contents.studies.items() if target in artifacts]
     if as_json:
         lists = {"made_of": needs, "used_by": users}
-        others = {name: [{"kind": each.kind, "key": each.key} for each in own] for name, own in lists.items()}
+        related = {name: [{"kind": item.kind, "key": item.key} for item in linked] for name, linked in lists.items()}
         facts = {"in_key": dict(origin.facts), "not_in_key": dict(origin.free), "made_by": dict(origin.made_by)}
         print_json(
             {
-                "kind": found.kind,
-                "key": found.key,
-                "bytes": size_of(found),
+                "kind": target.kind,
+                "key": target.key,
+                "bytes": size_of(target),
                 "damage": damage,
                 **facts,
-                **others,
+                **related,
                 "studies": studies,
             }
         )
         return
-    show(f"{found.kind}: {found.key}, {size_of(found) / 2**20:,.1f} MiB, {damage or 'there'}")
+    show(f"{target.kind}: {target.key}, {size_of(target) / 2**20:,.1f} MiB, {damage or 'there'}")
     _facts("in the key: a change makes it anew", origin.facts)
     _facts("not in the key", origin.free)
     _facts("made by", origin.made_by)
     for title, linked in (("made of", needs), ("used by", users)):
-        kinds = dict.fromkeys(each.kind for each in linked)
+        kinds = dict.fromkeys(item.kind for item in linked)
         for kind in kinds:
-            keys = [each.key[:16] for each in linked if each.kind == kind]
+            keys = [item.key[:16] for item in linked if item.kind == kind]
             more = f" and {len(keys) - 5:,} more" if len(keys) > 5 else ""
             show(f"{title} {kind}: {', '.join(keys[:5])}{more}")
     show(f"studies that use it: {', '.join(studies) or 'none'}")

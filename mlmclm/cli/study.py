@@ -38,7 +38,7 @@ def study(
     from mlmclm.studies.api import study as open_study
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
-    made = open_study(
+    opened = open_study(
         file,
         part=part,
         overrides=overrides or (),
@@ -48,6 +48,6 @@ def study(
         wait_for_storage=wait_for_storage,
     )
     if dry_run:
-        show_plan(made.plan(workers=workers, price=price), as_json=as_json)
+        show_plan(opened.plan(workers=workers, price=price), as_json=as_json)
         return
-    show_results(made.run(ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False), as_json=as_json)
+    show_results(opened.run(ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False), as_json=as_json)

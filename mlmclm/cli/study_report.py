@@ -42,9 +42,9 @@ def show_results(results: Results, *, as_json: bool, claims: bool = False, figur
         drawn = {"figures": list(map(str, figures))} if figures else {}
         print_json({"report": report, "provenance": results.facts.provenance, **summary(analysis), **tested, **drawn})
     else:
-        found = headline(analysis)
-        show(found.verdict, style="bold")
-        show(found.detail)
+        answer = headline(analysis)
+        show(answer.verdict, style="bold")
+        show(answer.detail)
         if analysis.baseline is not None:
             show(baseline_sentence(analysis))
         show_best(analysis)

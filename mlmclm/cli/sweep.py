@@ -65,24 +65,24 @@ def run(
 
     options.for_estimates(dry_run=dry_run, workers=workers, price=price)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
-    given = [option for option, value in chosen.items() if value]
-    if file is not None and given:
-        raise UserError(f"{', '.join(given)}: {file} sets this already; give a file or options.")
+    used = [option for option, value in chosen.items() if value]
+    if file is not None and used:
+        raise UserError(f"{', '.join(used)}: {file} sets this already; give a file or options.")
     folders: dict[str, Any] = {"store": store, "data": data, "task_dirs": task_dir}
     folders["wait_for_storage"] = wait_for_storage
     if file is not None:
-        made = api.study(file, overrides=overrides or (), **folders)
+        opened = api.study(file, overrides=overrides or (), **folders)
     elif not model:
         raise UserError("give a study file, a sweep file, or models with --model.")
     elif space is None:
         raise UserError("--space is missing: name a search space, such as glue, or a YAML file.")
     else:
-        made = api.sweep(model, task, space, name=name, baseline=baseline, **folders)
+        opened = api.sweep(model, task, space, name=name, baseline=baseline, **folders)
     if dry_run:
-        show_plan(made.plan(workers=workers, price=price), as_json=as_json)
+        show_plan(opened.plan(workers=workers, price=price), as_json=as_json)
         return
     show_results(
-        made.run(pretrain=False, ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False),
+        opened.run(pretrain=False, ray=ray, replace=replace, wait_for_nodes=wait_for_nodes, check=False),
         as_json=as_json,
     )
 

@@ -35,7 +35,7 @@ def cells(
 ) -> None:
     """Lists the cells of a sweep: name, status, scores, seconds, node, the cell that it started from, key.
 
-    CSV and JSON have more columns, and whole numbers in place of rounded ones. Scores are fractions of the task's main metric.
+    CSV and JSON have more columns, and the numbers in them are not rounded. Scores are fractions of the task's main metric.
 
     Example: mlmclm sweep cells quickstart --status diverged --format csv
     """
@@ -43,8 +43,8 @@ def cells(
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, where="--format")
-    found = watch_of(which, store.resolve()).look()
-    rows = [state.row() for state in found.chosen(model or (), task or (), status or ())]
+    snapshot = watch_of(which, store.resolve()).look()
+    rows = [state.row() for state in snapshot.chosen(model or (), task or (), status or ())]
     if form == "json":
         print_json(rows)
     elif form == "csv":
@@ -105,27 +105,27 @@ def retry(
         raise UserError(
             "--yes: choose results with --status or --cell. Failed cells are computed by the next run anyway."
         )
-    found = watch_of(which, store.resolve()).look()
+    snapshot = watch_of(which, store.resolve()).look()
     results_store = ResultsStore(store.resolve())
     if "damaged" in (status or ()):
         with bars() as progress:
-            found = with_examples(found, store.resolve(), progress)
-    again = found.again(cell or (), status or (), models=model or (), tasks=task or ())
-    moved = for_each(again, results_store.set_aside) if yes else []
-    left = {name: found.counts[name] for name in ("failed", "missing")}
+            snapshot = with_examples(snapshot, store.resolve(), progress)
+    chosen = snapshot.again(cell or (), status or (), models=model or (), tasks=task or ())
+    moved = for_each(chosen, results_store.set_aside) if yes else []
+    unfinished = {name: snapshot.counts[name] for name in ("failed", "missing")}
     if as_json:
-        failed = [state.row() for state in found.errors() if state.status == "failed"]
-        asides = {key: str(folder) for key, folder in zip(again, moved, strict=bool(moved))}
-        print_json({**left, "failed_cells": failed, "again": again, "set_aside": asides})
+        failed = [state.row() for state in snapshot.errors() if state.status == "failed"]
+        asides = {key: str(folder) for key, folder in zip(chosen, moved, strict=bool(moved))}
+        print_json({**unfinished, "failed_cells": failed, "again": chosen, "set_aside": asides})
         return
-    for state in found.errors():
+    for state in snapshot.errors():
         show(f"{state.cell.name} {state.status}: {state.failure.reason if state.failure else state.damage}")
-    lacking = f"{left['failed']:,} failed and {plural(left['missing'], 'other cell')}"
+    lacking = f"{unfinished['failed']:,} failed and {plural(unfinished['missing'], 'other cell')}"
     show(f"{lacking} have no result: the next run computes them")
-    for number, (key, name) in enumerate(again.items()):
+    for number, (key, name) in enumerate(chosen.items()):
         show(f"{name}: {results_store.path(key)} {f'is now in {moved[number]}' if yes else 'would be set aside'}")
-    if again and not yes:
-        them = "it" if len(again) == 1 else "them"
+    if chosen and not yes:
+        them = "it" if len(chosen) == 1 else "them"
         show(
-            f"nothing is changed yet: with --yes, {plural(len(again), 'result')} will be set aside, and the next run computes {them}"
+            f"nothing is changed yet: with --yes, {plural(len(chosen), 'result')} will be set aside, and the next run computes {them}"
         )

@@ -54,78 +54,78 @@ def status(
     if follow and not as_json:
         _follow(watch)
         return
-    for found in _looks(watch) if follow else [watch.look()]:
-        print_json(_as_json(found)) if as_json else _show(found)
+    for snapshot in _looks(watch) if follow else [watch.look()]:
+        print_json(_as_json(snapshot)) if as_json else _show(snapshot)
 
 
 def _looks(watch: Watch) -> Iterator[SweepStatus]:
     """Look at intervals until every cell has a result."""
     while True:
-        found = watch.look()
-        yield found
-        if found.complete:
+        snapshot = watch.look()
+        yield snapshot
+        if snapshot.complete:
             return
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def _follow(watch: Watch) -> None:
-
     spoken()
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        said = ""
-        for found in _looks(watch):
-            line = ", ".join(_lines(found, errors=0))
-            if line != said:
+        last_line = ""
+        for snapshot in _looks(watch):
+            line = ", ".join(_lines(snapshot, errors=0))
+            if line != last_line:
                 show(line)
-                said = line
+                last_line = line
         return
-    # Drawn when something was looked at, never in between: nothing on the screen moves on its own.
+    # Redrawn only after a look at the store: nothing on the screen moves in between.
     with Live(console=console, auto_refresh=False) as live:
-        for found in _looks(watch):
-            lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in _lines(found, errors=2)]
-            live.update(Group(lines[0], found.table(), *lines[1:]), refresh=True)
+        for snapshot in _looks(watch):
+            lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in _lines(snapshot, errors=2)]
+            live.update(Group(lines[0], snapshot.table(), *lines[1:]), refresh=True)
 
 
-def _lines(found: SweepStatus, *, errors: int) -> list[str]:
+def _lines(snapshot: SweepStatus, *, errors: int) -> list[str]:
     """Return the sums, the rate, and the last errors, in one line each."""
-    left = found.total - found.done
-    counts = [f"{found.counts[status]:,} {COLUMNS[status]}" for status in ("diverged", "running", "failed", "damaged")
-              if found.counts[status]]  # fmt: skip
-    waiting = sum(found.manifest.waiting.values())
-    counts += [f"{waiting:,} wait for what they start from"] if waiting else []
-    to_come = found.manifest.to_come
+    left = snapshot.total - snapshot.done
+    present = (status for status in ("diverged", "running", "failed", "damaged") if snapshot.counts[status])
+    counts = [f"{snapshot.counts[status]:,} {COLUMNS[status]}" for status in present]
+    waiting = sum(snapshot.manifest.waiting.values())
+    counts += [f"{waiting:,} wait for the cells that they start from"] if waiting else []
+    to_come = snapshot.manifest.to_come
     counts += [f"at most {to_come:,} more that results may add"] if to_come else []
-    lines = [", ".join([f"sweep {found.manifest.name}: {found.done:,} of {found.total:,} cells are done", *counts])]
-    if found.rate and left:
-        time_left = found.seconds_left
+    done = f"sweep {snapshot.manifest.name}: {snapshot.done:,} of {snapshot.total:,} cells are done"
+    lines = [", ".join([done, *counts])]
+    if snapshot.rate and left:
+        time_left = snapshot.seconds_left
         ends = f", {timedelta(seconds=round(time_left))} left" if time_left is not None else ", none is running"
-        hourly = 3600 * found.rate
+        hourly = 3600 * snapshot.rate
         lines.append(f"{hourly:,.0f} cells an hour{ends}" if hourly >= 10 else f"{hourly:.2g} cells an hour{ends}")
-    for state in found.errors()[:errors]:
-        said = f", {state.failure.time}, {state.failure.count} times" if state.failure else ""
+    for state in snapshot.errors()[:errors]:
+        when = f", {state.failure.time}, {state.failure.count} times" if state.failure else ""
         reason = state.failure.reason if state.failure else state.damage
-        lines.append(f"{state.cell.name} {state.status}{said}: {reason}")
+        lines.append(f"{state.cell.name} {state.status}{when}: {reason}")
     return lines
 
 
-def _show(found: SweepStatus) -> None:
-    first, *others = _lines(found, errors=ERRORS_SHOWN)
+def _show(snapshot: SweepStatus) -> None:
+    first, *rest = _lines(snapshot, errors=ERRORS_SHOWN)
     show(first, style="bold")
     rows = [
         (model, task, f"{sum(counts.values()):,}", *(f"{counts[status]:,}" for status in COLUMNS))
-        for (model, task), counts in found.by_pair().items()
+        for (model, task), counts in snapshot.by_pair().items()
     ]
     show_table(("model", "task", "cells", *COLUMNS.values()), rows)
-    running = [(state.cell.name, state.holder) for state in found.states if state.holder is not None]
+    running = [(state.cell.name, state.holder) for state in snapshot.states if state.holder is not None]
     for name, holder in running[:RUNNING_SHOWN]:
         show(f"{name}: {_who(holder)}")
     if len(running) > RUNNING_SHOWN:
         show(f"and {len(running) - RUNNING_SHOWN:,} more running cells")
-    for line in others:
+    for line in rest:
         show(line)
-    if len(found.errors()) > ERRORS_SHOWN:
-        show(f"and {len(found.errors()) - ERRORS_SHOWN:,} more; `mlmclm sweep cells` lists them with --status failed")
+    if (more := len(snapshot.errors()) - ERRORS_SHOWN) > 0:
+        show(f"and {more:,} more; `mlmclm sweep cells` lists them with --status failed")
 
 
 def _who(holder: Holder) -> str:
@@ -133,30 +133,30 @@ def _who(holder: Holder) -> str:
     return f"process {holder.process} on {holder.host}{since}"
 
 
-def _as_json(found: SweepStatus) -> dict[str, Any]:
+def _as_json(snapshot: SweepStatus) -> dict[str, Any]:
     return {
-        "sweep": found.manifest.name,
-        "planned": found.manifest.planned,
-        "cells": found.total,
-        "done": found.done,
-        "complete": found.complete,
-        "counts": {status: found.counts[status] for status in COLUMNS},
-        "waiting": dict(found.manifest.waiting),
-        "to_come": found.manifest.to_come,
-        "cells_per_hour": None if found.rate is None else 3600 * found.rate,
-        "seconds_left": found.seconds_left,
+        "sweep": snapshot.manifest.name,
+        "planned": snapshot.manifest.planned,
+        "cells": snapshot.total,
+        "done": snapshot.done,
+        "complete": snapshot.complete,
+        "counts": {status: snapshot.counts[status] for status in COLUMNS},
+        "waiting": dict(snapshot.manifest.waiting),
+        "to_come": snapshot.manifest.to_come,
+        "cells_per_hour": None if snapshot.rate is None else 3600 * snapshot.rate,
+        "seconds_left": snapshot.seconds_left,
         "pairs": [
             {"model": model, "task": task, **{status: counts[status] for status in COLUMNS}}
-            for (model, task), counts in found.by_pair().items()
+            for (model, task), counts in snapshot.by_pair().items()
         ],
         "running": [
             {"name": state.cell.name, "key": state.cell.key, "host": state.holder.host,
              "process": state.holder.process, "since": state.holder.since}
-            for state in found.states if state.holder is not None
+            for state in snapshot.states if state.holder is not None
         ],
         "errors": [
             {"name": state.cell.name, "status": state.status, "damage": state.damage,
              **(asdict(state.failure) if state.failure else {"key": state.cell.key})}
-            for state in found.errors()
+            for state in snapshot.errors()
         ],
     }  # fmt: skip

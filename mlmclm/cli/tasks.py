@@ -36,7 +36,7 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
             if source is not None and source.name == "COMMANDLINE":
                 raise UserError(f"tasks: give {name} after `{context.invoked_subcommand}`.")
         return
-    found = [
+    declared = [
         {
             "name": task.name,
             "family": task.family,
@@ -50,11 +50,11 @@ def tasks(context: typer.Context, task_dir: options.TaskDir = None, as_json: opt
     ]
     broken = broken_files(task_dir or ())
     if as_json:
-        print_json({"tasks": found, "broken": [{"file": str(each.file), "reason": each.reason} for each in broken]})
+        print_json({"tasks": declared, "broken": [{"file": str(bad.file), "reason": bad.reason} for bad in broken]})
         return
-    for each in broken:
-        say(f"left out: {each.reason}")
-    rows = [[str(task[key]) for key in ("name", "family", "metric", "source", "licence")] for task in found]
+    for bad in broken:
+        say(f"left out: {bad.reason}")
+    rows = [[str(task[key]) for key in ("name", "family", "metric", "source", "licence")] for task in declared]
     columns = ("task", "family", "metric", Column("source", overflow="fold"), Column("licence"))
     show_table(columns, rows, drop=("licence", "source"))
 
@@ -77,9 +77,9 @@ def check(
 
     Shows a few training examples as decoded tokens, how often each label occurs, and, over up to 10,000 sequences of each split, quantiles
     of their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); for pairs also the
-    share that loses all of one text. For answers and tagged words, it also counts how many come back from the right tokens: the others
-    are out of every model's reach. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a
-    branch of the Hub.
+    share that loses all of one text. For answers and tagged words, it also counts how many the correct tokens give back: no model can
+    get the others right. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a branch of
+    the Hub.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
@@ -95,33 +95,33 @@ def check(
         data=data,
         task_dirs=task_dir,
     )
-    task, found, max_length = checked.task, checked.preview, checked.max_length
+    task, preview, max_length = checked.task, checked.preview, checked.max_length
     if as_json:
-        print_json({**asdict(found), "max_length": max_length, "fingerprint": checked.fingerprint})
+        print_json({**asdict(preview), "max_length": max_length, "fingerprint": checked.fingerprint})
         return
     show(f"{task.name}: {task.title} ({task.family}, {task.metric})")
-    show(", ".join(f"{split} {rows:,}" for split, rows in found.rows.items()))
-    for example in found.examples:
+    show(", ".join(f"{split} {rows:,}" for split, rows in preview.rows.items()))
+    for example in preview.examples:
         show()
         for part, value in example.items():
             words = " ".join(f"{token}/{tag}" for token, tag in value) if part == "tags" else str(value)
             shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]} ..."
             show(f"{part}: {shown}")
     show()
-    for split, counts in found.labels.items():
+    for split, counts in preview.labels.items():
         shares = (f"{label} {count:{',g' if isinstance(count, float) else ','}}" for label, count in counts.items())
         show(f"{split}: {', '.join(shares)}")
-    for split, gold in found.regained.items():
-        show(f"{split}: the right tokens give back {gold['regained']:,} of {gold['of']:,} {task.kind.gold_words}")
-    if found.lengths:
-        first = next(iter(found.lengths.values()))
+    for split, gold in preview.regained.items():
+        show(f"{split}: the correct tokens give back {gold['regained']:,} of {gold['of']:,} {task.kind.gold_words}")
+    if preview.lengths:
+        first = next(iter(preview.lengths.values()))
         cut = task.kind.overlong_words
         rows = []
-        for split, lengths in found.lengths.items():
+        for split, lengths in preview.lengths.items():
             quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
             rows.append([split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}"])
         show_table(("tokens", "of", *first.quantiles, f"{cut} at {max_length}"), rows)
-        for split, lengths in found.lengths.items():
+        for split, lengths in preview.lengths.items():
             if lengths.lost is not None:
                 lost = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())
                 show(f"{split}: pairs that lose all of one text: {lost}")

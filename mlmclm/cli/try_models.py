@@ -44,5 +44,5 @@ def try_models(
         folder = folder if resume else Path(temporary) / folder.name
         settings = settings_for(folder, task, model or (), place_of(store=store), seeds=seeds)
         write_study(folder, task, settings, resume=resume)
-        made = study(folder / STUDY, store=store, data=folder / "data", task_dirs=[folder / "tasks"])
-        show_plan(made.plan(), as_json=False) if dry_run else show_results(made.run(check=False), as_json=False)
+        opened = study(folder / STUDY, store=store, data=folder / "data", task_dirs=[folder / "tasks"])
+        show_plan(opened.plan(), as_json=False) if dry_run else show_results(opened.run(check=False), as_json=False)

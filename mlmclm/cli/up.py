@@ -48,8 +48,8 @@ def up(
     from mlmclm.service.run_service import ServiceSettings, ServiceStatus, run, start
 
     ports = {"dashboard": dashboard_port, "mlflow": mlflow_port, "prometheus": prometheus_port}
-    given = {name: port for name, port in ports.items() if port is not None}
-    settings = ServiceSettings(store.resolve(), given, cpus, mlflow)
+    chosen_ports = {name: port for name, port in ports.items() if port is not None}
+    settings = ServiceSettings(store.resolve(), chosen_ports, cpus, mlflow)
     if foreground:
         run(settings, lambda state: _print(ServiceStatus(state), settings.store))
         return
@@ -71,13 +71,13 @@ def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = Fa
     from mlmclm.service.run_service import look
     from mlmclm.service.service_token import RESTART
 
-    found = look(store.resolve())
-    if found is None:
+    service = look(store.resolve())
+    if service is None:
         print_json({"running": False}) if json else show(f"No service of {store} runs. `mlmclm up` starts one.")
         raise typer.Exit(NOT_RUNNING)
-    print_json(_about(found, store.resolve())) if json else _print(found, store.resolve())
-    if found.faults:
-        raise UserError(f"The service is incomplete: {' '.join(found.faults)} {RESTART}")
+    print_json(_about(service, store.resolve())) if json else _print(service, store.resolve())
+    if service.faults:
+        raise UserError(f"The service is incomplete: {' '.join(service.faults)} {RESTART}")
 
 
 def down(store: options.Store = options.DEFAULT_STORE) -> None:
@@ -91,24 +91,23 @@ def down(store: options.Store = options.DEFAULT_STORE) -> None:
     show(f"Ended: {', '.join(ended)}." if ended else f"No service of {store} runs.")
 
 
-def _about(found: ServiceStatus, store: Path) -> dict[str, Any]:
-    """Return what is known of a service, for programs."""
-
+def _about(service: ServiceStatus, store: Path) -> dict[str, Any]:
+    """Return the facts about a service for `--json`."""
     from mlmclm.cluster.ray_cluster import token_path
     from mlmclm.service.run_service import study_links, submit_command
 
-    links = study_links(found.state, store)
+    links = study_links(service.state, store)
     return {
-        "running": not found.faults,
-        "faults": found.faults,
-        "since": datetime.fromtimestamp(found.state.since).astimezone().isoformat(timespec="seconds"),
+        "running": not service.faults,
+        "faults": service.faults,
+        "since": datetime.fromtimestamp(service.state.since).astimezone().isoformat(timespec="seconds"),
         "store": str(store),
         "token": str(token_path(store)),
-        "addresses": found.state.addresses,
+        "addresses": service.state.addresses,
         "studies": links,
-        "resources": found.resources,
-        "jobs": [_job(job, store, links) for job in found.jobs],
-        "submit": submit_command(found.state, store) if found.state.ready and not found.faults else None,
+        "resources": service.resources,
+        "jobs": [_job(job, store, links) for job in service.jobs],
+        "submit": submit_command(service.state, store) if service.state.ready and not service.faults else None,
     }
 
 
@@ -117,30 +116,30 @@ def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[
     from mlmclm.studies.last_run import watch_of
 
     started, ended = job.get("start_time"), job.get("end_time")
-    about: dict[str, Any] = {
+    facts: dict[str, Any] = {
         **{name: job[name] for name in ("submission_id", "status", "entrypoint")},
         "user": (job.get("metadata") or {}).get("user"),
         "seconds": None if started is None else (ended or 1000 * time.time()) / 1000 - started / 1000,
         **dict.fromkeys(("study", "done", "cells", "seconds_left", "link")),
     }
     try:
-        about["study"] = _study_of(shlex.split(job["entrypoint"]))
-        if about["study"] is not None:
-            about["link"] = links.get(about["study"])
+        facts["study"] = _study_of(shlex.split(job["entrypoint"]))
+        if facts["study"] is not None:
+            facts["link"] = links.get(facts["study"])
             if ended is None:
-                now = watch_of(about["study"], store).look()
-                about |= {"done": now.done, "cells": now.total, "seconds_left": now.seconds_left}
-    except (MlmclmError, ValueError):  # unlike quotes, the file is gone, or the study has no trials yet
+                now = watch_of(facts["study"], store).look()
+                facts |= {"done": now.done, "cells": now.total, "seconds_left": now.seconds_left}
+    except (MlmclmError, ValueError):  # quotes don't match, the file is gone, or the study has no trials yet
         pass
-    return about
+    return facts
 
 
 def _study_of(words: Sequence[str]) -> str | None:
-    """Return the name of the study that a shell's words run, as far as they say it; None if they run none."""
+    """Return the name of the study that a command line runs; None if it runs none, or doesn't name it."""
     from mlmclm.cli import study, sweep
     from mlmclm.studies.last_run import name_of
 
-    start = next((place for place, word in enumerate(words) if Path(word).name == "mlmclm"), len(words))
+    start = next((index for index, word in enumerate(words) if Path(word).name == "mlmclm"), len(words))
     verb, *rest = [word for word in words[start + 1 :] if word != "--debug"] or [""]
     if verb not in ("study", "sweep"):
         return None
@@ -148,40 +147,40 @@ def _study_of(words: Sequence[str]) -> str | None:
     app.command()(study.study if verb == "study" else sweep.run)
     command: Any = typer.main.get_command(app)
     parser = command.make_parser(command.context_class(command, resilient_parsing=True))
-    given, *_ = parser.parse_args(rest[rest[:1] == ["run"] :])
-    named = [each.removeprefix("name=") for each in given.get("overrides") or () if each.startswith("name=")]
-    name = named[-1] if named else given.get("name") or (verb if given.get("model") else None)
-    name = name_of(given["file"]) if name is None and given.get("file") else name
-    return f"{name}-{given['part']}" if name and given.get("part") else name
+    arguments, *_ = parser.parse_args(rest[rest[:1] == ["run"] :])
+    names = [word.removeprefix("name=") for word in arguments.get("overrides") or () if word.startswith("name=")]
+    name = names[-1] if names else arguments.get("name") or (verb if arguments.get("model") else None)
+    name = name_of(arguments["file"]) if name is None and arguments.get("file") else name
+    return f"{name}-{arguments['part']}" if name and arguments.get("part") else name
 
 
 def _duration(seconds: float | None) -> str:
     return "–" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
-def _print(found: ServiceStatus, store: Path) -> None:
+def _print(service: ServiceStatus, store: Path) -> None:
     """Print a service's addresses, its resources and jobs, and how to submit a job."""
     from mlmclm.service.run_service import SERVERS
 
-    about = _about(found, store)
-    lines = {name: about["addresses"].get(server) for server, name in SERVERS.items()} | about["studies"]
-    lines |= {name: about[name] for name in ("token", "store", "since")}
-    for name, (used, total) in found.resources.items():
+    facts = _about(service, store)
+    lines = {name: facts["addresses"].get(server) for server, name in SERVERS.items()} | facts["studies"]
+    lines |= {name: facts[name] for name in ("token", "store", "since")}
+    for name, (used, total) in service.resources.items():
         scale, unit = (1 << 30, " GiB") if "memory" in name.lower() else (1, "")
         lines[name] = f"{used / scale:.3g} of {total / scale:.3g}{unit} in use"
     width = max(map(len, lines))
     for name, text in lines.items():
         show(f"{name:<{width}} {text or 'not started'}")
-    if about["jobs"]:
+    if facts["jobs"]:
         rows = [
             (
                 *(job["submission_id"], job["user"] or "–", job["status"].lower(), _duration(job["seconds"])),
                 "–" if job["cells"] is None else f"{job['done']:,} of {job['cells']:,}",
                 *(_duration(job["seconds_left"]), job["study"] or job["entrypoint"]),
             )
-            for job in about["jobs"]
+            for job in facts["jobs"]
         ]
         header = ("job", "user", "state", "time", "trials", "time left", Column("study or command", min_width=10))
         show_table(header, rows, drop=("user", "time", "time left", "state"))
-    if about["submit"]:
-        show(f"\nSubmit from any shell; the same command again resumes:\n{about['submit']}")
+    if facts["submit"]:
+        show(f"\nSubmit from any shell; the same command again resumes:\n{facts['submit']}")
