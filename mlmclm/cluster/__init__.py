@@ -1,1 +1,1 @@
-"""Ray clusters: sessions on one of this machine or of others, the place that they have, and the workers' environment."""
+"""Ray clusters: sessions on a private or a running one, their capacity, and the environment of their workers."""

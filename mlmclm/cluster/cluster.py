@@ -32,7 +32,7 @@ from mlmclm.progress import repeated, say
 
 SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 10.0
-"""Seconds before the first message: placing workers on a busy machine takes some, which is not worth one."""
+"""Seconds before the first message. On a busy machine, placing workers takes a few seconds, which needs no message."""
 SECONDS_BETWEEN_LINES = 60.0
 
 
@@ -53,25 +53,25 @@ def cluster_view() -> Callable[[], Cluster]:
 
 @contextmanager
 def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
-    """Print from time to time, while the body runs, what the driver's placement groups wait for.
+    """Print from time to time, while the block runs, what the driver's placement groups wait for.
 
     `what` is the beginning of the line, such as `pretraining`; for `all_of_them` see `waiting_line`.
     """
-    since, said, text = math.inf, -math.inf, ""
+    since, said_at, last_line = math.inf, -math.inf, ""
 
     def look() -> None:
-        nonlocal since, said, text
+        nonlocal since, said_at, last_line
         with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
-            jobs, own = groups_of_jobs()
-            groups, now, found = jobs.get(own, ()), time.monotonic(), None
+            jobs, job_id = groups_of_jobs()
+            groups, now, line = jobs.get(job_id, ()), time.monotonic(), None
             if (all if all_of_them else any)(group.waiting for group in groups):
-                found = waiting_line(groups, view(), all_of_them=all_of_them)
-            since = math.inf if found is None else min(since, now)
-            # A changed message is printed soon; the same one is repeated only now and then.
-            news = SECONDS_BEFORE_THE_FIRST_LINE if found != text else SECONDS_BETWEEN_LINES
-            if found is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said >= news:
-                say(f"{what} waits for {found}")
-                said, text = now, found
+                line = waiting_line(groups, view(), all_of_them=all_of_them)
+            since = math.inf if line is None else min(since, now)
+            # A changed line is printed soon; the same line is repeated only now and then.
+            interval = SECONDS_BEFORE_THE_FIRST_LINE if line != last_line else SECONDS_BETWEEN_LINES
+            if line is not None and now - since >= SECONDS_BEFORE_THE_FIRST_LINE and now - said_at >= interval:
+                say(f"{what} waits for {line}")
+                said_at, last_line = now, line
 
     with repeated(look, seconds=SECONDS_BETWEEN_LOOKS, name="mlmclm-waits"):
         yield
@@ -88,9 +88,9 @@ def await_nodes(
 
     Args:
         seconds: the most to wait.
-        bundle: wait for nodes that can hold this bundle, too, unless none can join. If none has come, `check_place`
-            or `check_workers` says so.
-        places: how many of these bundles they must hold together.
+        bundle: also wait for nodes that can hold this bundle, unless no node can join. If none has joined in time,
+            `check_place` or `check_workers` says so.
+        places: how many of these bundles the nodes must hold in total.
 
     Raises:
         EnvironmentFault: no node that computes has joined in that time.
@@ -138,17 +138,17 @@ def groups_of_jobs() -> tuple[Mapping[str, Sequence[PlacementGroup]], str]:
     import ray
     from ray.util import placement_group_table
 
-    own: str = ray.get_runtime_context().get_job_id()
-    found = defaultdict[str, list[PlacementGroup]](list)
+    job_id: str = ray.get_runtime_context().get_job_id()
+    groups_by_job = defaultdict[str, list[PlacementGroup]](list)
     for key, group in placement_group_table().items():
         if group["state"] != "REMOVED":
-            job = key[-len(own) :]  # a group's id ends with its job's
-            found[job].append(PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())))
-    return found, own
+            job = key[-len(job_id) :]  # a group's id ends with its job's
+            groups_by_job[job].append(PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())))
+    return groups_by_job, job_id
 
 
 def _growth() -> Growth | None:
-    """Return what the cluster's autoscaler can add, or None if there is one whose limits can't be read."""
+    """Return the nodes that the cluster's autoscaler can add, or None if it has one whose limits can't be read."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -160,8 +160,8 @@ def _growth() -> Growth | None:
     task = ray.remote(growth_on_head).options(
         num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False)
     )
-    found: Growth | None = ray.get(task.remote(context.gcs_address))
-    return found
+    growth: Growth | None = ray.get(task.remote(context.gcs_address))
+    return growth
 
 
 def growth_on_head(gcs_address: str) -> Growth | None:

@@ -1,10 +1,10 @@
 """Guard of a private cluster: ends its processes and removes its folder as soon as the driver has died.
 
-Ray ends a driver that uses the object store of a node which has died, at once and without a word; the guard says why.
+If a node has died and the driver uses its object store, Ray ends the driver at once and without a message. The guard says why.
 
-The kernel kills only the daemons that the driver itself started. Those that a daemon starts look for it by themselves,
-and not before they have started up completely, which takes minutes if nothing answers them. The guard waits at a pipe
-whose other end only the driver holds, so it notices the driver's death however that happens.
+The kernel kills only the daemons that the driver itself started. Processes that a daemon starts check by themselves
+whether it lives, but only once they have started up completely, which takes minutes if nothing answers them. The guard
+waits at a pipe whose other end only the driver holds, so it notices the driver's death however that happens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENDED = b"."
 RESUMES = "What is finished is kept, and the same command resumes from it."
 NODE_HAS_DIED = f"Ray's node on this machine has died. {RESUMES}"
 _ENDED_BY_RAY = "Terminate the process"
-"""Last words of a driver's log that Ray has ended because its node doesn't answer."""
+"""Text at the end of a driver's log if Ray ended the driver because its node doesn't answer."""
 _WRITING = frozenset("wa+")
 
 
@@ -55,14 +55,14 @@ def end_processes(folder: Path, grace: float = SECONDS_TO_END) -> None:
 
     `ray.shutdown` doesn't wait for them, and it doesn't know of them if `ray.init` failed.
     """
-    found = processes_of(folder)
-    for process in found:
+    processes = processes_of(folder)
+    for process in processes:
         with suppress(psutil.Error):
             process.terminate()
-    for process in psutil.wait_procs(found, grace)[1]:
+    for process in psutil.wait_procs(processes, grace)[1]:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, grace)
+    psutil.wait_procs(processes, grace)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -70,14 +70,14 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
     Ray's processes change their command lines, and those of a dead parent have another one, so neither identifies them.
     """
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # ended, or another user's
             if process.pid != os.getpid() and any(
                 Path(file.path).is_relative_to(folder) and _WRITING & set(file.mode) for file in process.open_files()
             ):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Definitions of all live metrics; Ray exports each to Prometheus under its name with the prefix `ray_`.
 
-Labels are few, with closed sets of values (task, status, model, objective), and all metrics have the store and the
-study, which Ray's workers inherit in environment variables. A trial or a cell is never a label, because Prometheus keeps a
+Labels are few, with closed sets of values (task, status, model, objective). All metrics also have the store and the study
+as labels, which Ray's workers inherit in environment variables. A trial or a cell is never a label, because Prometheus keeps a
 time series for each combination of values. The dashboards in `dashboards/` query these names, and a test compares the two.
 """
 
@@ -40,7 +40,7 @@ class Definition:
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """All labels, of which the store and the study have values by default."""
+        """All labels. The store and the study have default values."""
         return (*VARIABLES, *self.labels)
 
 
@@ -89,7 +89,7 @@ DEFINITIONS: dict[str, Definition] = {
 
 
 def ascii_label(text: object) -> str:
-    """Return a label's value, in which characters beyond ASCII, which Ray's metrics refuse, are written as in addresses."""
+    """Return a label's value with characters beyond ASCII percent-encoded, since Ray's metrics refuse them."""
     return quote(str(text), safe=printable)
 
 
@@ -121,7 +121,7 @@ def histogram(name: str) -> Histogram:
 
 
 def _labelled(metric: Any) -> Any:
-    # Each time, because a process can work on one study after another. Prometheus takes an empty value for no label.
+    # Set at every call, because a process can work on one study after another. To Prometheus an empty value is no label.
     metric.set_default_tags({label: os.environ.get(name, "") for label, name in VARIABLES.items()})
     return metric
 

@@ -67,11 +67,11 @@ class Cluster:
             return True
         if self.growth is None:
             return None
-        return any(each.most > 0 and each.resources.get(kind, 0) > 0 for each in self.growth.types)
+        return any(node_type.most > 0 and node_type.resources.get(kind, 0) > 0 for node_type in self.growth.types)
 
 
 def is_offered(name: str) -> bool:
-    """Return whether a resource is one that a node offers, rather than one that Ray makes up for itself."""
+    """Return whether a node offers this resource; Ray makes up others for its own use."""
     return _INTERNAL.fullmatch(name) is None
 
 
@@ -89,13 +89,13 @@ def most_places(cluster: Cluster, bundle: Resources) -> float:
     """Return how many bundles the cluster can ever hold; math.inf if that is unlimited or unknown."""
     if cluster.growth is None:
         return math.inf
-    # It is not known which nodes the autoscaler has started. To count none twice, count only the head and the
+    # Ray doesn't say which nodes the autoscaler has started. To count none twice, count only the head and the
     # autoscaler's types.
     grown: float = sum(places(node, bundle) for node in cluster.nodes if HEAD in node)
     left = cluster.growth.most
     # Types that hold the most bundles come first, since the limit on nodes is shared by all types.
-    for each in sorted(cluster.growth.types, key=lambda each: -places(each.resources, bundle)):
-        held, count = places(each.resources, bundle), min(each.most, left)
+    for node_type in sorted(cluster.growth.types, key=lambda node_type: -places(node_type.resources, bundle)):
+        held, count = places(node_type.resources, bundle), min(node_type.most, left)
         if held and count > 0:
             grown += held * count
             left -= count
@@ -111,13 +111,13 @@ def choose_device(choice: Choice, cluster: Cluster) -> Device:
     """
     if choice != "auto":
         return choice
-    found = cluster.can_have("GPU")
-    if found is None:
+    has_gpus = cluster.can_have("GPU")
+    if has_gpus is None:
         raise UserError(
             "recipe.device is auto, but the cluster has no GPU now, and its autoscaler doesn't say whether it can start nodes with GPUs: "
             "set recipe.device to cuda or cpu."
         )
-    return "cuda" if found else "cpu"
+    return "cuda" if has_gpus else "cpu"
 
 
 def worker_bundle(device: Device) -> Resources:
@@ -126,7 +126,7 @@ def worker_bundle(device: Device) -> Resources:
 
 
 def device_of(bundle: Resources) -> Device:
-    """Return the device on which whoever reserves these resources computes."""
+    """Return the device on which a worker with these resources computes."""
     return "cuda" if bundle.get("GPU") else "cpu"
 
 
@@ -163,13 +163,13 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
 
 
 def lacks_nodes(cluster: Cluster) -> bool:
-    """Return whether no node computes yet, and none is known that an autoscaler can add; others may still join."""
+    """Return whether no node computes yet and no autoscaler is known to add one; other nodes may still join."""
     return most_places(cluster, {"CPU": 1.0}) < 1 and most_places(cluster, {"GPU": 1.0}) < 1
 
 
 def may_get_places(cluster: Cluster, bundle: Resources, count: int) -> bool:
-    """Return whether nodes cannot hold so many bundles yet, but more may still join a cluster without an autoscaler."""
-    grows = cluster.growth is None or any(each.most > 0 for each in cluster.growth.types)
+    """Return whether the cluster has no autoscaler and can't hold `count` bundles yet, but further nodes may still join."""
+    grows = cluster.growth is None or any(node_type.most > 0 for node_type in cluster.growth.types)
     return cluster.joinable and not grows and most_places(cluster, bundle) < count
 
 
@@ -196,14 +196,14 @@ def describe(cluster: Cluster) -> str:
     nodes = f"{len(cluster.nodes)} node{'s' if len(cluster.nodes) != 1 else ''}"
     if cluster.growth is None:
         return f"it has {has} on {nodes}, and an autoscaler whose limits can't be read"
-    types = [each for each in cluster.growth.types if each.most > 0]
+    types = [node_type for node_type in cluster.growth.types if node_type.most > 0]
     if not types:
         return f"it has {has} on {nodes}, and no autoscaler that adds any"
     limit = "" if math.isinf(cluster.growth.most) else f", {cluster.growth.most:g} nodes together"
     added = ", ".join(
-        f"{'any number' if math.isinf(each.most) else format(each.most, 'g')} of {each.name!r} "
-        f"({', '.join(f'{each.resources.get(kind, 0):g} {kind}s' for kind in _SHOWN)})"
-        for each in types
+        f"{'any number' if math.isinf(node_type.most) else format(node_type.most, 'g')} of {node_type.name!r} "
+        f"({', '.join(f'{node_type.resources.get(kind, 0):g} {kind}s' for kind in _SHOWN)})"
+        for node_type in types
     )
     return f"it has {has} on {nodes}, and its autoscaler adds at most {added}{limit}"
 
@@ -225,7 +225,7 @@ class PlacementGroup:
 
 
 def waiting_line(groups: Sequence[PlacementGroup], cluster: Cluster, *, all_of_them: bool) -> str | None:
-    """Describe what a driver's work waits for and what is free, or return None if it doesn't wait.
+    """Describe the resources that a driver's work waits for and those that are free; None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.
@@ -239,11 +239,11 @@ def waiting_line(groups: Sequence[PlacementGroup], cluster: Cluster, *, all_of_t
         f"{count} x {amount}" + (f" ({times} times)" if times > 1 else "") for (count, amount), times in shapes.items()
     )
     kinds = [kind for kind in _SHOWN if any(kind in bundle for group in waiting for bundle in group.bundles)]
-    there = " and ".join(f"{cluster.free.get(kind, 0):g} of {cluster.total(kind):g} {kind}s" for kind in kinds)
+    free = " and ".join(f"{cluster.free.get(kind, 0):g} of {cluster.total(kind):g} {kind}s" for kind in kinds)
     if cluster.growth is None or cluster.growth.types:
-        then = "the autoscaler may add nodes (`ray status` says which it starts)"
+        outlook = "the autoscaler may add nodes (`ray status` says which it starts)"
     elif not any(places_now(cluster, bundle) for group in waiting for bundle in group.bundles):
-        then = "no node offers that much now"
+        outlook = "no node offers that much now"
     else:
-        then = "they are held by other work"
-    return f"{wanted}; free are {there}; {then}"
+        outlook = "they are held by other work"
+    return f"{wanted}; free are {free}; {outlook}"

@@ -1,6 +1,6 @@
 """Start of a private Ray cluster on this machine: in a folder of its own, on loopback.
 
-A loaded machine can be too slow for one of Ray's time limits. A start that failed or hung leaves no process behind, and
+A loaded machine can be too slow for one of Ray's time limits. If a start fails or hangs, its processes are ended, and it
 is tried again in another folder.
 """
 
@@ -50,7 +50,7 @@ MESSAGE_LINES, LOG_LINES = 3, 8
 FAILED_START = "failed_start"
 """Folder of Ray's logs of the last start that failed, in `store/ray`."""
 _REASON = re.compile(r" [EFC] \d+ |\b(ERROR|CRITICAL|FATAL)\b|^(\w+\.)*\w*(Error|Exception|Exit)\b", re.MULTILINE)
-"""Lines that give a reason: of Ray's C++ logs, of Python's, or the last one of a traceback."""
+"""Lines that give a reason: errors in Ray's C++ and Python logs, or the last line of a traceback."""
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
         EnvironmentFault: it doesn't start in `STARTS` attempts; the message has Ray's reasons.
     """
     for number in range(1, STARTS + 1):
-        with ExitStack() as own:
-            private = own.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
-            own.enter_context(guarded(private))
+        with ExitStack() as stack:
+            private = stack.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
+            stack.enter_context(guarded(private))
             scratch = private / "t"
             scratch.mkdir()
             # `ray.init` has no overall timeout; ending its processes is what makes a hung call fail.
@@ -94,7 +94,7 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
 
 
 _raylets: list[psutil.Process] = []
-"""Nodes that this process has started, as far as `has_raylet` has found them."""
+"""Raylets, one per node, that `has_raylet` has found among this process's children."""
 
 
 def has_raylet() -> bool:
@@ -118,28 +118,28 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the last lines of Ray's message in one, because the reason comes last."""
+    """Return the last lines of Ray's message as one line; the reason comes last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join((f"{type(error).__name__}:", *lines[-MESSAGE_LINES:]))
 
 
 def reasons_in(logs: Mapping[str, str]) -> list[str]:
     """Return the last lines of Ray's logs that give a reason, at most `LOG_LINES`, each with the name of its file."""
-    found = []
+    reasons = []
     for name, text in logs.items():
         lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if _REASON.search(line.strip())))
-        found += [f"{name}: {line}" for line in lines[-MESSAGE_LINES:]]
-    return found[:LOG_LINES]
+        reasons += [f"{name}: {line}" for line in lines[-MESSAGE_LINES:]]
+    return reasons[:LOG_LINES]
 
 
 def _logs(private: Path) -> dict[str, str]:
-    """Return the logs of Ray's daemons and agents by file name, those in whose failure others fail first."""
-    found: dict[str, str] = {}
+    """Return the logs of Ray's daemons and agents by file name; those whose failure makes others fail come first."""
+    logs: dict[str, str] = {}
     for stem in ("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent", "dashboard"):
         for path in sorted(private.glob(f"{ROOT}/session_2*/logs/{stem}.*")):
             with suppress(OSError):
-                found[path.name] = path.read_text(encoding="utf-8", errors="replace")
-    return found
+                logs[path.name] = path.read_text(encoding="utf-8", errors="replace")
+    return logs
 
 
 def _keep_logs(private: Path, store: Path) -> Path | None:
@@ -161,18 +161,18 @@ def own_settings(*, for_jobs: bool) -> Iterator[None]:
     are open to the network, including the one for serialised code, protected only by the token.
 
     `ray.init` has no argument for the agent's port, and by default only the first cluster on a machine gets it: the
-    agents of the others have none, and their dashboards then take no jobs. Nor has it one to leave out the processes of
-    the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
+    agents of the others have none, and their dashboards then take no jobs. It has no argument either to leave out the
+    processes of the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
     """
     from ray._private import parameter, ray_constants
 
     settings = {"dashboard_agent_listen_port": 0, "no_monitor": not for_jobs, "include_log_monitor": for_jobs}
-    own = partial(parameter.RayParams, **settings)
+    ray_params = partial(parameter.RayParams, **settings)
     with (
         # For the daemons and workers; this process has already read it.
         environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}),
         replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        replaced(parameter, "RayParams", own),
+        replaced(parameter, "RayParams", ray_params),
     ):
         yield
 

@@ -1,8 +1,8 @@
 """The driver's Ray session: a given cluster, or a private one on this machine.
 
 A private cluster listens on loopback only, requires a token from every client, lives in a temporary folder, and ends
-with the driver, however the driver ends: the kernel kills Ray's daemons when the process that started them (which must
-do so in its main thread) dies, workers follow their raylet, and `cluster_guard` ends the others.
+with the driver, however the driver ends: the kernel kills Ray's daemons when the process that started them dies (it must
+start them in its main thread), workers end with their raylet, and `cluster_guard` ends the other processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OWN_CLUSTER = {
 }
 """Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
 ADDRESS, LOCAL, AUTO, CLIENT = "RAY_ADDRESS", "local", "auto", "ray://"
-"""Ray's variable for the address of a cluster, and the words and the scheme that such an address can have."""
+"""Ray's variable for the address of a cluster, and the words and the scheme that can stand for such an address."""
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
 """The token of this process's clusters, once there is one."""
@@ -132,11 +132,11 @@ def ray_session(
         folder: Path | None = None
         if address:
             check_cluster(address)
-            with environment({ADDRESS: address}):  # in place of `auto`, Ray takes what is there
+            with environment({ADDRESS: address}):  # Ray takes it if the address is `auto`
                 _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
-            # Ray's own processes have one that ends with the cluster, which is no place for caches of compiled code.
+            # Ray's own processes have a TMPDIR that is removed with the cluster; caches of compiled code must outlive it.
             common["runtime_env"]["env_vars"].setdefault("TMPDIR", tempfile.gettempdir())
             arguments = {
                 "address": "local",
@@ -166,7 +166,7 @@ def ray_session(
 
 @contextmanager
 def losses_said() -> Iterator[None]:
-    """Say of an error in the block that Ray has failed, if that is its reason.
+    """Replace an error in the block by one that says that Ray has failed, if that is the cause.
 
     Raises:
         LostNode: the node that this process has started is dead.
@@ -203,16 +203,16 @@ def computes_here() -> bool:
     """Return whether the current cluster's workers may run on the driver's machine."""
     import ray
 
-    here = ray.get_runtime_context().get_node_id()
-    return any(node["NodeID"] == here and node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"])
+    this_node = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == this_node and node["Resources"].get("CPU") for node in ray.nodes() if node["Alive"])
 
 
-def cluster_address(given: str | None) -> str | None:
+def cluster_address(option: str | None) -> str | None:
     """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS, which is set inside a Ray job.
 
     None says to start one on this machine. So does the address `local`, as everywhere in Ray.
     """
-    address = (given or "").strip() or os.environ.get(ADDRESS, "").strip()
+    address = (option or "").strip() or os.environ.get(ADDRESS, "").strip()
     return None if address in ("", LOCAL) else address
 
 
@@ -239,11 +239,11 @@ def check_cluster(address: str) -> None:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep this process's SIGTERM handler during the block, and a closed terminal from the processes started there.
+def _signals_kept() -> Iterator[None]:
+    """Keep this process's SIGTERM handler during the block, and block SIGHUP for the processes started in it.
 
-    Ray installs a handler of its own, and its C++ library one that aborts with a stack trace. A terminal's SIGHUP comes to
-    all processes, and this one could not end a session in order whose daemons had ended first.
+    Ray installs a handler of its own, and its C++ library one that aborts with a stack trace. A closed terminal sends SIGHUP
+    to all processes. If it ended the daemons first, this process could not close its session in order.
     """
     from ray._private import utils
 
@@ -261,7 +261,7 @@ def _own_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-@_own_signals()
+@_signals_kept()
 def _connect(arguments: dict[str, Any], what: str) -> None:
     import ray
 
@@ -283,7 +283,7 @@ def _dashboard() -> str | None:
 
 
 def lasting_dashboard() -> str | None:
-    """Return the link to the dashboard of the running cluster that this process uses; None if it uses none of others.
+    """Return the link to the dashboard of the cluster that this process uses; None if the process started it, or uses none.
 
     A cluster that this process has started ends with it, and its dashboard too.
     """
@@ -305,8 +305,8 @@ def started_here() -> bool:
 def _job_environment() -> dict[str, Any]:
     """Return the runtime environment that `ray job submit` gave this driver; empty outside a job."""
     config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    found: dict[str, Any] = (json.loads(config).get("runtime_env") or {}) if config else {}
-    return found
+    runtime_env: dict[str, Any] = (json.loads(config).get("runtime_env") or {}) if config else {}
+    return runtime_env
 
 
 def token_path(store: Path) -> Path:
@@ -331,8 +331,8 @@ def _own_token(store: Path, token: str | None = None) -> Path | None:
         if any(os.environ.get(name) for name in (_TOKEN, f"{_TOKEN}_PATH")):
             return None
         home = find_home()
-        users = "" if home is None else _text_of(home / ".ray" / "auth_token")
-        _chosen[_TOKEN] = users or _text_of(path) or secrets.token_hex(32)
+        user_token = "" if home is None else _text_of(home / ".ray" / "auth_token")
+        _chosen[_TOKEN] = user_token or _text_of(path) or secrets.token_hex(32)
     token = _chosen[_TOKEN]
     if _text_of(path) != token:
         # The file must never be readable by others, not even before a chmod.

@@ -14,7 +14,7 @@ from mlmclm.cluster.live_metrics import label_variables
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of single-threaded workers, for the `env_vars` of a Ray runtime environment.
 
-    Two single-threaded workers are faster than one worker with two threads on small models. The allocator's settings
+    On small models two single-threaded workers are faster than one worker with two threads. The allocator's settings
     keep large buffers in the process instead of faulting them in again at every step (1.5 times the speed of a
     pretraining loop on the machine of reference/platform.md):
 
@@ -50,13 +50,13 @@ def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
     Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's environment also sets.
     """
     job = job or {}
-    theirs = job.get("env_vars") or {}
-    ours: dict[str, Any] = {
-        "env_vars": {name: value for name, value in worker_environment().items() if name not in theirs}
+    job_variables = job.get("env_vars") or {}
+    settings: dict[str, Any] = {
+        "env_vars": {name: value for name, value in worker_environment().items() if name not in job_variables}
     }
     if "worker_process_setup_hook" not in job:
-        ours["worker_process_setup_hook"] = "mlmclm.cluster.worker_environment.quiet_worker"
-    return ours
+        settings["worker_process_setup_hook"] = "mlmclm.cluster.worker_environment.quiet_worker"
+    return settings
 
 
 def quiet_worker() -> None:
