@@ -1,7 +1,7 @@
-"""Small files of a stage's run that rank 0 writes and the driver reads while it runs, where the two have no folder in common.
+"""Small files that rank 0 writes and the driver reads during a stage's run, where the two share no folder.
 
-Rank 0's machine sends what is new in them to an actor on the driver's node (`Mailbox`), and the driver writes it into its own
-run folder. So whatever reads these files finds them there, wherever the workers are.
+Rank 0's machine sends new content to an actor on the driver's node (`Mailbox`), and the driver writes it into its own run
+folder. So readers of these files find them there, wherever the workers are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated
 
 SECONDS = 1.0
-"""How often the files are looked at on either side."""
+"""Seconds between looks at the files, on either side."""
 
 
 class Part(NamedTuple):
-    """The content of a file from a place on."""
+    """The content of a file from an offset on."""
 
     name: str
     start: int
@@ -46,7 +46,7 @@ class Mailbox:
 
 
 class Link(NamedTuple):
-    """Way from rank 0 to the driver."""
+    """Connection from rank 0 to the driver."""
 
     mailbox: Any
     """Handle of the `Mailbox`."""
@@ -56,7 +56,7 @@ class Link(NamedTuple):
 
 @contextmanager
 def received(job: StageJob) -> Iterator[Link | None]:
-    """Write what rank 0 sends during the block into the driver's run folder; None on a cluster of this machine alone."""
+    """Write what rank 0 sends during the block into the driver's run folder; yield None on a cluster that the driver started."""
     if started_here():
         yield None
         return
@@ -66,7 +66,7 @@ def received(job: StageJob) -> Iterator[Link | None]:
     marker = job.run_folder / f".driver-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
-    # It lives as long as the driver's node.
+    # Pinned to the driver's node, so that it lives as long as that node.
     place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     mailbox = ray.remote(num_cpus=0, scheduling_strategy=place)(Mailbox).remote()
 
@@ -85,7 +85,7 @@ def received(job: StageJob) -> Iterator[Link | None]:
 
 
 def write(folder: Path, part: Part) -> None:
-    """Write a part of a file, and cut off what was behind its beginning."""
+    """Write a part of a file, and cut off the old content after its start."""
     with (folder / part.name).open("r+b" if part.start else "wb") as file:
         file.truncate(part.start)
         file.seek(part.start)
@@ -116,18 +116,18 @@ def sent(job: StageJob, link: Link | None) -> Iterator[None]:
 
 
 def sender(files: tuple[Path, ...], put: Callable[[list[Part]], None]) -> Callable[[], None]:
-    """Return a function that puts what has changed in files since its last call."""
-    known = dict.fromkeys(files, b"")
+    """Return a function that puts the parts of files that have changed since its last call."""
+    contents = dict.fromkeys(files, b"")
 
     def look() -> None:
         parts = []
-        for path, before in known.items():
+        for path, before in contents.items():
             content = path.read_bytes() if path.is_file() else b""
-            # Files grow, but for a restart, which begins the metrics anew.
+            # Files only grow, except at a restart, which begins the metrics anew.
             start = len(before) if content.startswith(before) else 0
             if content != before:
                 parts.append(Part(path.name, start, content[start:]))
-            known[path] = content
+            contents[path] = content
         if parts:
             put(parts)
 

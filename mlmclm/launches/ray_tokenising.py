@@ -36,9 +36,9 @@ all processors busy."""
 
 
 def on_cluster(session: Session | None) -> Elsewhere | None:
-    """Return what `prepare_corpus` takes to tokenise in a session, by default the one of this process; None without any.
+    """Return the encoder with which `prepare_corpus` tokenises in a session, by default this process's; None without a session.
 
-    The session is opened when there is text to tokenise. That of this process is left open.
+    The session is opened when there is text to tokenise. This process's own session is left open.
     """
     # No `import ray`: a process without a session must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
@@ -137,13 +137,13 @@ def _explained(error: Exception) -> Exception:
     """Return the exception to raise for an error of Ray Data: our own error from a task, or an `EnvironmentFault`."""
     # Ray wraps a task's error, possibly several times. Some wrappers are also of the error's own class; these have a
     # `cause`, and the plain error is behind it.
-    seen: BaseException | None = error
-    while seen is not None:
-        cause = getattr(seen, "cause", None)
-        for found in (seen, cause):
-            if isinstance(found, MlmclmError) and not hasattr(found, "cause"):
-                return found
-        seen = cause if isinstance(cause, BaseException) else seen.__cause__
+    current: BaseException | None = error
+    while current is not None:
+        cause = getattr(current, "cause", None)
+        for candidate in (current, cause):
+            if isinstance(candidate, MlmclmError) and not hasattr(candidate, "cause"):
+                return candidate
+        current = cause if isinstance(cause, BaseException) else current.__cause__
     reason = str(error).strip().splitlines()
     return EnvironmentFault(
         f"tokenising on the Ray cluster failed ({type(error).__name__}: {reason[-1] if reason else ''}). Run the same command again: what is finished "

@@ -25,15 +25,15 @@ class RayWorker:
         """Run a function in a process of its own on this node, and return when it has ended."""
         # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees its
         # memory.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        ray.get(ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=here)(function).remote(*arguments))
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        ray.get(ray.remote(num_cpus=0, max_calls=1, scheduling_strategy=this_node)(function).remote(*arguments))
 
     def report(self, step: int) -> None:
-        """Join the barrier that every worker must join when some keep a state."""
+        """Join the barrier that all workers must join when some save a checkpoint."""
         ray.train.report({"step": step}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have a state written straight into Ray Train's storage, which saves the copy of a finished checkpoint."""
+        """Write a checkpoint straight into Ray Train's storage, which saves copying a finished one."""
         folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
 
         # Ray Train calls this from a thread of its own, under the name that it has chosen for the checkpoint.

@@ -100,7 +100,7 @@ def _join(config: ClosedTorchConfig, where: str | tuple[str, int], nodes: list[s
     """
     if config.backend == "nccl" and not visible("cuda"):
         raise EnvironmentFault(no_gpu(nodes[rank]))
-    # The driver has made it; but in a store at an address each machine has a folder of its own.
+    # The driver has made the folder, but with a store at an address each machine has a folder of its own.
     Path(config.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     timeout, world = timedelta(seconds=config.timeout_s), len(nodes)
     store: Any
@@ -125,6 +125,6 @@ def _use_interface(address: str, *variables: str) -> None:
     By default they use the interface that the machine's name resolves to.
     """
     for name, addresses in psutil.net_if_addrs().items():
-        if address in (found.address for found in addresses):
+        if address in (entry.address for entry in addresses):
             for variable in variables:
                 os.environ.setdefault(variable, name)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
 SECONDS_BETWEEN_RESIZES = 60.0
-"""How often Ray Train looks for nodes that a stage with fewer than `workers` could use too. Using them costs a restart."""
+"""Seconds between looks of Ray Train for nodes that a stage with fewer than `workers` could use too, at the cost of a restart."""
 ELASTIC_START_LIMIT = 60.0
-"""Ray Train's limit for a start of all workers (`START_LIMIT`), in seconds, of a stage with `fewest_workers`."""
+"""Ray Train's limit (`START_LIMIT`), in seconds, for the start of all workers of a stage with `fewest_workers`."""
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Function that receives the records of metrics that a running stage has written since the last call."""
@@ -76,11 +76,11 @@ def run_stage(
         EnvironmentFault: if the workers fail more often than the recipe allows, or a worker runs out of memory or disk.
     """
 
-    def waiting(other: str) -> None:
-        say(f"{stage.title}: waiting for {other}, which trains it")
+    def waiting(holder: str) -> None:
+        say(f"{stage.title}: waiting for {holder}, which trains it")
 
     with leases_of(store).wait(lambda: stage_leases(stage, store, fingerprint), waiting):
-        # Look again under the leases: the process that we waited for may have trained some or all of it.
+        # Look again under the leases: the process that held them may have trained some or all of the stage.
         parts = states.left_of(stage, store, fingerprint)
         if parts and initial is not None:
             initial.check()
@@ -106,10 +106,10 @@ def run_stage(
                 registered=shipment(),
             )
             _fit_in_memory(job, folder, observer)
-            absent = [state for each in states.left_of(part, store, fingerprint) for state in each.states]
-            if absent:
+            missing = [state for remaining in states.left_of(part, store, fingerprint) for state in remaining.states]
+            if missing:
                 raise EnvironmentFault(
-                    f"pretraining stage {part.title!r} ended without {', '.join(map(str, absent))}; see the worker logs."
+                    f"pretraining stage {part.title!r} ended without {', '.join(map(str, missing))}; see the worker logs."
                 )
             # All states of the run are in the store now, so its checkpoints are not needed any more.
             states.end_run(folder)
@@ -119,15 +119,13 @@ def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> No
     """Run a stage's workers until it ends, with as many sequences at once as fit into the memory of a GPU.
 
     Where a worker runs out of that memory, all start anew from the last checkpoint with a smaller micro-batch. They
-    could not go on: under ZeRO the others wait in a collective for the one that ran out. The store remembers what
-    fitted, so that an interrupted stage goes on with the same division, and stages like it begin with it.
+    could not go on: under ZeRO the others wait in a collective for the one that ran out. The store remembers the size
+    that fitted. An interrupted stage goes on with it, and similar stages begin with it.
     """
     if not _searches(job.recipe, job.device):
         return _fit(job, folder, observer)
     note = job.store / "fitting" / f"{_fitting_key(job)}.json"
-    rows = len(
-        job.samples(job.stage.start.step)
-    )  # the smallest batch that is left, of which each micro-batch needs a row
+    rows = len(job.samples(job.stage.start.step))  # of the smallest batch to come; each micro-batch needs one
     if note.is_file() and job.recipe.batch // (noted := read_json(note)["micro_batch"]) <= rows:
         job = replace(job, fitting=noted)
     while True:
@@ -146,7 +144,7 @@ def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> No
 def _searches(recipe: Recipe, device: Device) -> bool:
     """Return whether the micro-batch is found by trying.
 
-    A device with memory of its own refuses what doesn't fit. From the host's memory, the kernel takes a process.
+    A device with memory of its own refuses what doesn't fit. If the host's memory runs out, the kernel kills a process.
     """
     from mlmclm.backends.choice import backend_of
 
@@ -154,7 +152,7 @@ def _searches(recipe: Recipe, device: Device) -> bool:
 
 
 def _fitting_key(job: StageJob) -> str:
-    """Return a key of what decides how many sequences fit, the same for all stages that are alike in it."""
+    """Return a key of everything that decides how many sequences fit; stages that agree in it share the key."""
     recipe = job.recipe.model_dump(mode="json", exclude={"seed", "pretraining_seeds"})
     shape = asdict(job.shape)
     return stable_hash({"shape": shape, "recipe": recipe, "causal": job.stage.objective.causal, "device": job.device})
@@ -173,10 +171,10 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     title, recipe, device = job.stage.title, job.recipe, job.device
     backend = backend_of(device)  # refuses an unknown name here, before workers start
     if computes_here():
-        # Compile kernels before the workers start: all of them would wait, and the driver can tell the user why.
+        # Compile kernels before the workers start: otherwise all of them wait, and only the driver can tell the user why.
         prepare([job.model_shape()], say_once, device)
         say_once(f"pretraining computes with the backend {backend.described(recipe.precision)}")
-    # Left by an earlier run that diverged; it would be taken for this run's.
+    # An earlier run that diverged has left this file; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     if recipe.fewest_workers is not None:
@@ -197,8 +195,8 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
             name=_attempt(folder, title),
             storage_path=str((folder / "ray_train").resolve()),
             failure_config=FailureConfig(max_failures=recipe.max_failures),
-            # Ray Train deletes them where its controller runs. Those of a store at an address are on the workers' machines,
-            # which delete them when they have sent the next one.
+            # Ray Train deletes checkpoints where its controller runs. With a store at an address, they are on the workers'
+            # machines, which delete a checkpoint once they have uploaded the next one.
             checkpoint_config=CheckpointConfig(
                 num_to_keep=None if address_of(folder) is not None else recipe.keep_checkpoints
             ),
@@ -245,7 +243,7 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
 
     For all states only file sizes are checked. Checksums are checked for those that a stage is about to start from.
     """
-    # Last stages first: setting aside a stage's start gives the earlier stage that makes it a missing state.
+    # Last stages first: once a stage's start is set aside, the earlier stage that trains it has a missing state.
     for stage in reversed(stages):
         for state in stage.states:
             _set_aside(state, store, fingerprint, read=False)
@@ -258,7 +256,7 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
 
 
 def _set_aside(state: State, store: Path, fingerprint: str, *, read: bool) -> bool:
-    """Return whether the state was there and damaged; a state that a later stage starts from may not be there yet."""
+    """Set a damaged state aside, and return whether it was damaged; a state that a later stage starts from may not exist yet."""
     stored = states.StoredState(store, state.key(fingerprint))
     return stored.folder.is_dir() and not stored.find(read=read, title=f"{stored.folder} ({state})")
 

@@ -15,7 +15,7 @@ from mlmclm.progress import say
 SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between checks for stages that can start.
 
-A running stage deposits states from which others can start before it ends.
+A running stage saves checkpoints from which others can start before it ends.
 """
 
 
@@ -53,7 +53,7 @@ def run_stages(
         ready: returns whether the state that a stage starts from exists.
         at_once: returns how many stages may run, given how many are running.
         held: returns who else is training a stage or a part of it, or None. A stage that is held waits.
-        check: called at every look; what it raises ends the call, whatever still runs.
+        check: called at every look; an error that it raises ends the call at once, even while stages run.
 
     Raises:
         BaseException: the first error that `run` raised.
@@ -62,7 +62,7 @@ def run_stages(
     waiting, running = list(stages), 0
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
-    said: set[Stage] = set()
+    announced: set[Stage] = set()
 
     def attempt(stage: Stage) -> None:
         try:
@@ -74,14 +74,14 @@ def run_stages(
 
     while True:
         check()
-        elsewhere = 0
+        held_elsewhere = 0
         for stage in [stage for stage in waiting if ready(stage)]:
-            other = held(stage)
-            if other is not None:
-                elsewhere += 1
-                if stage not in said:
-                    say(f"{stage.title}: waiting for {other}, which trains it")
-                    said.add(stage)
+            holder = held(stage)
+            if holder is not None:
+                held_elsewhere += 1
+                if stage not in announced:
+                    say(f"{stage.title}: waiting for {holder}, which trains it")
+                    announced.add(stage)
                 continue
             if running >= at_once(running):
                 break
@@ -90,16 +90,16 @@ def run_stages(
             # A daemon thread, so that an interrupted driver can exit. The end of its Ray session also ends the workers.
             threading.Thread(target=attempt, args=(stage,), name=f"mlmclm {stage.title}", daemon=True).start()
         # Nothing runs here or in another process, so no further state will appear: waiting stages would wait forever.
-        if running == 0 and elsewhere == 0:
+        if running == 0 and held_elsewhere == 0:
             break
         try:
             error = ended.get(timeout=seconds_between_looks)
-        except queue.Empty:  # nothing has ended, but a running stage may have deposited a state that others wait for
+        except queue.Empty:  # no stage has ended, but a running one may have saved a checkpoint that others wait for
             continue
         running -= 1
         if error is not None:
             failures.append(error)
-            if running or any(ready(other) for other in waiting):
+            if running or any(ready(stage) for stage in waiting):
                 say(f"{error} Independent stages continue.")
     if failures:
         raise failures[0]

@@ -1,4 +1,4 @@
-"""Messages for the user when a stage ends early, from what Ray Train raised or the workers recorded."""
+"""Error messages for a stage that ends early, made from Ray Train's exception or the workers' record."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
     Ray passes on what its workers raised as text with a traceback. Any other failure is described by its last line.
     `folder` is the run's, which holds its checkpoints.
     """
-    behind = list(_behind(error))
-    for item in behind:
+    chain = list(_causes(error))
+    for item in chain:
         if isinstance(item, UserError):
             return UserError(f"pretraining stage {title!r}: {item}")
-    text = "\n".join(str(item) for item in behind)
+    text = "\n".join(str(item) for item in chain)
     kept = f"Its checkpoints are kept in {folder}; the same command resumes from them."
     if _DISK_FULL.search(text):
         return EnvironmentFault(f"pretraining stage {title!r}: the disk is full. Free some space. {kept}")
@@ -66,7 +66,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
             f"{recipe.workers}: fewer on one machine, more over several). A shorter recipe.block_length (now {recipe.block_length}) needs less too, but "
             f"is another model. {kept}"
         )
-    for item in behind:
+    for item in chain:
         if isinstance(item, EnvironmentFault):
             return EnvironmentFault(f"pretraining stage {title!r}: {getattr(item, 'cause', item)} {kept}")
     return EnvironmentFault(f"pretraining stage {title!r} failed: {_last_line(error)}. {kept}")
@@ -93,7 +93,7 @@ def not_finite(
     )
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its chain of causes, and the worker and controller failures attached to each by Ray Train."""
     cause: BaseException | None = error
     while cause is not None:

@@ -12,4 +12,5 @@ class Trainer(TorchTrainer):
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         # The callback for Ray Data starts an actor in each run, even if there are no data sets to hand out.
-        return [found for found in super()._create_default_callbacks() if not isinstance(found, DatasetsCallback)]
+        callbacks = super()._create_default_callbacks()
+        return [callback for callback in callbacks if not isinstance(callback, DatasetsCallback)]

@@ -17,13 +17,13 @@ from mlmclm.pretraining.job import StageJob
 
 
 def run_in_worker(config: dict[str, Any]) -> None:
-    """Run a stage in a worker; `config` has the `StageJob` as `job`, and as `link` the way to the driver (`live_files.Link`)."""
+    """Run a stage in a worker; `config` has the `StageJob` as `job`, and the connection to the driver as `link`."""
     job: StageJob = config["job"]
     # By default DeepSpeed uses any GPU that it sees, reserved or not. It reads this variable when it is imported.
     os.environ["DS_ACCELERATOR"] = job.device
     if job.recipe.deterministic:
         set_variables(CUBLAS | NCCL)  # read when CUDA and the process group begin to compute
-    # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is there: a sixth of a worker's start.
+    # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is installed: a sixth of a worker's start-up time.
     with not_found("mlflow"):
         import deepspeed  # noqa: F401
     from mlmclm.launches.live_files import sent
