@@ -37,14 +37,14 @@ FAMILIES = {
     "IR": ("retrieval", "ndcg_at_10"),
     "SR": ("sequence-regression", "spearman"),
 }
-"""This project's family and metric for each of EncodEval's. Its F1 are its own: macro-averaged over labels by sentence for
-TC, over token positions for QA."""
+"""This project's family and metric for each family of EncodEval, whose F1 is its own: macro-averaged over labels by sentence
+for TC, over token positions for QA."""
 COLUMNS = ("model", "family", "dataset", "learning_rate", "seed", "validation_score", "test_score")
 UNREAD = "unread"
 _FILE = "results.json"
 _RUN = re.compile(r"(?:(?P<trained_on>.+)_)?lr(?P<rate>\d+(?:\.\d+)?(?:e[+-]?\d+)?)_sd(?P<seed>\d+)")
 _SAME = 1e-6
-"""Most by which a score may differ from the mean of its `scores_i`."""
+"""Largest difference between a score and the mean of its `scores_i`."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class EncodEval(Reader):
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():
-            found = next(path.rglob(_FILE), None)
-            return found is not None and _at(found).family in FAMILIES
+            file = next(path.rglob(_FILE), None)
+            return file is not None and _run_at(file).family in FAMILIES
         if path.name == _FILE:
-            return _at(path).family in FAMILIES
+            return _run_at(path).family in FAMILIES
         return kind_of(path) in DELIMITERS and set(COLUMNS) <= columns_of(path)
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
@@ -88,14 +88,14 @@ class EncodEval(Reader):
             )
         chosen = [run for run in _runs(path) if only is None or run.model in only]
         names = _task_names(chosen)
-        found = []
+        scored = []
         with Bar("reading", len(chosen), unit="runs") as bar:
             for run in chosen:
                 content = _content(run.file)
                 scores = _scores_of_examples(content, "test", run.file)
                 validation = _score(content, "validation", run.file)
                 parts, metric = run.parts, FAMILIES.get(run.family, ("", "score"))[1]
-                found.append(
+                scored.append(
                     ScoredRun(
                         run.model,
                         names[run.file],
@@ -108,7 +108,7 @@ class EncodEval(Reader):
                     )
                 )
                 bar.update(bar.done + 1)
-        return found
+        return scored
 
     def names(self, path: Path) -> list[str]:
         return list(dict.fromkeys(run.model for run in _runs(path)))
@@ -120,7 +120,7 @@ class EncodEval(Reader):
         file = Path(str(result.get("file", "")))
         try:
             return _scores_of_examples(_content(file), "test", file) if file.name == _FILE else None
-        except UserError:  # the score is no mean over examples, or there is no score of any example
+        except UserError:  # the score is no mean over examples, or no example has a score
             return None
 
 
@@ -128,17 +128,17 @@ def _is_table(path: Path) -> bool:
     return path.is_file() and path.name != _FILE
 
 
-def _at(file: Path) -> _Run:
+def _run_at(file: Path) -> _Run:
     *_, model, family, dataset, name, _ = ("", "", "", "", *named_place(file).parts)
     return _Run(file, model, family, dataset, name)
 
 
 def _runs(path: Path) -> list[_Run]:
     """Find the runs below a folder, in order."""
-    found = [_at(file) for file in ([path] if path.is_file() else files_inside(path, _FILE))]
-    if not found:
+    runs = [_run_at(file) for file in ([path] if path.is_file() else files_inside(path, _FILE))]
+    if not runs:
         raise UserError(f"{path}: no MODEL/FAMILY/DATASET/RUN/{_FILE} in it.")
-    return found
+    return runs
 
 
 def _task_names(runs: list[_Run]) -> dict[Path, str]:
@@ -152,9 +152,9 @@ def _task_names(runs: list[_Run]) -> dict[Path, str]:
     names = {}
     for run in runs:
         name = run.dataset if len(families[run.dataset]) == 1 else f"{run.family}-{run.dataset}"
-        own = run.parts
+        parts = run.parts
         several = len(trained[run.family, run.dataset]) > 1
-        names[run.file] = f"{name}-{own['trained_on']}" if several and own and own["trained_on"] else name
+        names[run.file] = f"{name}-{parts['trained_on']}" if several and parts and parts["trained_on"] else name
     return names
 
 
@@ -171,15 +171,15 @@ def _part(content: Row, split: str, file: Path) -> tuple[Row, str] | None:
 
 
 def _score(content: Row, split: str, file: Path) -> float | None:
-    found = _part(content, split, file)
-    return None if found is None else number(found[0], "score", found[1])
+    located = _part(content, split, file)
+    return None if located is None else number(located[0], "score", located[1])
 
 
 def _scores_of_examples(content: Row, split: str, file: Path) -> Array:
-    found = _part(content, split, file)
-    if found is None:
+    located = _part(content, split, file)
+    if located is None:
         raise UserError(f"{file}: no {split!r}, so there is no score of any example.")
-    part, place = found
+    part, place = located
     values = entry(part, "scores_i", place)
     if not isinstance(values, list) or not values:
         raise UserError(f"{place}.scores_i is no list of numbers.")
@@ -198,7 +198,7 @@ def _scores_of_examples(content: Row, split: str, file: Path) -> Array:
 
 def _results_of_tree(path: Path) -> list[dict[str, Any]]:
     runs = _runs(path)
-    names, found, files, unlike = _task_names(runs), [], dict[tuple[Any, ...], Path](), list[str]()
+    names, results, files, mismatches = _task_names(runs), [], dict[tuple[Any, ...], Path](), list[str]()
     with Bar("reading", len(runs), unit="runs") as bar:
         for run in runs:
             parts = run.parts
@@ -206,32 +206,32 @@ def _results_of_tree(path: Path) -> list[dict[str, Any]]:
                 raise UserError(
                     f"{run.file}: its folder {run.name!r} does not name a learning rate and a seed, as lr1e-04_sd0 does."
                 )
-            place = run.model, names[run.file], float(parts["rate"]), int(parts["seed"])
-            if place in files:
+            cell = run.model, names[run.file], float(parts["rate"]), int(parts["seed"])
+            if cell in files:
                 raise UserError(
-                    f"{run.file}: a second run of {run.model} on {place[1]} with this learning rate and seed, after {files[place]}."
+                    f"{run.file}: a second run of {run.model} on {cell[1]} with this learning rate and seed, after {files[cell]}."
                 )
-            files[place] = run.file
+            files[cell] = run.file
             content = _content(run.file)
             splits = {split: _score(content, split, run.file) for split in ("validation", "test")}
-            unlike += [said for split in splits if (said := _unlike(content, split, run.file))]
+            mismatches += [reason for split in splits if (reason := _mismatch(content, split, run.file))]
             _check_seed(int(parts["seed"]), f"{run.file}: the seed in its folder's name")
             for split, score in splits.items():
                 _check_score(score, run.family, f"{run.file}: {split}.score")
             if set(splits.values()) == {None}:
                 raise UserError(f"{run.file}: neither 'validation' nor 'test' in it.")
-            model, task, rate, seed = place
-            found.append(_result(run.key, model, run.family, task, rate, seed, splits) | {"file": str(run.file)})
+            model, task, rate, seed = cell
+            results.append(_result(run.key, model, run.family, task, rate, seed, splits) | {"file": str(run.file)})
             bar.update(bar.done + 1)
-    if unlike:
+    if mismatches:
         say(
-            f"{len(unlike)} of the scores are not those of their examples, and count as they are; the first: {unlike[0]}"
+            f"{len(mismatches)} of the scores are not those of their examples, and count as they are; the first: {mismatches[0]}"
         )
-    return found
+    return results
 
 
-def _unlike(content: Row, split: str, file: Path) -> str:
-    """Return why the scores of a split's examples are not those that its score is the mean of; empty if they are, or not there."""
+def _mismatch(content: Row, split: str, file: Path) -> str:
+    """Return why a split's score is not the mean of its examples' scores; empty if it is, or if they have none."""
     try:
         if "scores_i" in (_part(content, split, file) or ({}, ""))[0]:
             _scores_of_examples(content, split, file)
@@ -241,7 +241,7 @@ def _unlike(content: Row, split: str, file: Path) -> str:
 
 
 def _results_of_table(path: Path) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     families: dict[str, dict[str, str]] = {}
     for place, row in rows_of(path):
         for name in COLUMNS:
@@ -255,17 +255,17 @@ def _results_of_table(path: Path) -> list[dict[str, Any]]:
         for split, score in scores.items():
             _check_score(score, family, f"{place}: {split}_score")
         key = f"{model}/{family}/{dataset}/lr{rate_text(rate)}_sd{int(seed)}"
-        if key in found:
+        if key in results:
             raise UserError(f"{place}: a second row of the run {key}.")
-        found[key] = _result(key, model, family, dataset, rate, int(seed), scores) | _cost(row, place)
+        results[key] = _result(key, model, family, dataset, rate, int(seed), scores) | _cost(row, place)
         families.setdefault(dataset, {})[key] = family
-    if not found:
+    if not results:
         raise UserError(f"{path}: no rows.")
-    for dataset, own in families.items():
-        if len(set(own.values())) > 1:
-            for key, family in own.items():
-                found[key]["task"] = f"{family}-{dataset}"
-    return list(found.values())
+    for dataset, family_by_run in families.items():
+        if len(set(family_by_run.values())) > 1:
+            for key, family in family_by_run.items():
+                results[key]["task"] = f"{family}-{dataset}"
+    return list(results.values())
 
 
 def _cell(row: Mapping[str, Any], key: str, place: str) -> float | None:
@@ -276,7 +276,7 @@ def _cell(row: Mapping[str, Any], key: str, place: str) -> float | None:
 
 
 def _cost(row: Mapping[str, Any], place: str) -> Row:
-    """Return what a run of a CSV file has cost, as a result has it; empty if the file doesn't say it."""
+    """Return the `cost` entry of a result for a run of a CSV file; empty if the file doesn't state its time or device."""
     cost: Row = {}
     if row.get("seconds") not in ("", None):
         cost["seconds"] = number(row, "seconds", place)
@@ -304,18 +304,18 @@ def _check_seed(seed: float, place: str) -> None:
 def _result(
     key: str, model: str, family: str, task: str, rate: float, seed: int, scores: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """Return a result as a cell has it; without any score it diverged, and scores that are not known are left out."""
-    own, metric = FAMILIES.get(family, (family, "score"))
-    known = {split: score for split, score in scores.items() if score is not None and not math.isnan(score)}
+    """Return a result in the form of a cell's; a run without any score diverged, and unknown scores are left out."""
+    task_family, metric = FAMILIES.get(family, (family, "score"))
+    finite = {split: score for split, score in scores.items() if score is not None and not math.isnan(score)}
     diverged = all(score is None for score in scores.values())
     return {
         "key": key,
         "model": model,
         "task": task,
-        "family": own,
+        "family": task_family,
         "metric": metric,
         "learning_rate": rate,
         "seed": seed,
         "status": "diverged" if diverged else "ok",
-        "scores": None if diverged else {split: {metric: score} for split, score in known.items()},
+        "scores": None if diverged else {split: {metric: score} for split, score in finite.items()},
     }

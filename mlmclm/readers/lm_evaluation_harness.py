@@ -47,10 +47,10 @@ _WORDING = " prompt "
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples, compressed or not: a file, or the folder of a model with a file per task, of several the newest.
+    """Logged samples, compressed or not: a file, or the folder of a model with a file per task. Of several files the newest is read.
 
-    Runs are named by the models' folders. Folders of one name that have the same task are runs of their own, such as one
-    model with other settings, and named by their paths.
+    Runs are named by the models' folders. If folders of one name have the same task, such as one model with other settings,
+    each is a run of its own and named by its path.
     """
 
     name: ClassVar[str] = "lm-eval"
@@ -90,15 +90,15 @@ def _samples(folder: Path) -> list[Path]:
 
 def _tasks_beside(file: Path) -> dict[str, Any]:
     """Return the scores by task of the newest results beside a file of samples; empty if there are none."""
-    found: dict[str, Any] = {}
+    scores_by_task: dict[str, Any] = {}
     for results in files_inside(file.parent, "*.json"):
         try:
             value = parsed(read_text(results), str(results))
         except UserError:
             continue
         scores = value.get("results") if isinstance(value, dict) else None
-        found |= scores if isinstance(scores, dict) else {}
-    return found
+        scores_by_task |= scores if isinstance(scores, dict) else {}
+    return scores_by_task
 
 
 def _model_and_task(file: Path) -> tuple[str | None, str]:
@@ -115,13 +115,13 @@ def _model_and_task(file: Path) -> tuple[str | None, str]:
     return _stem(file).removesuffix(f"_{task}"), task
 
 
-def _names(found: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
+def _names(folder_tasks: Collection[tuple[Path, str]], root: Path) -> dict[Path, str]:
     """Return the names of the folders' runs."""
-    times = Counter((folder.name, task) for folder, task in found)
+    times = Counter((folder.name, task) for folder, task in folder_tasks)
     several = {name for (name, _), count in times.items() if count > 1}
     return {
         folder: folder.relative_to(named_place(root)).as_posix() if folder.name in several else folder.name
-        for folder, _ in found
+        for folder, _ in folder_tasks
     }
 
 
@@ -131,8 +131,8 @@ def _stem(file: Path) -> str:
 
 def _task(file: Path) -> str:
     stem = _stem(file)
-    found = _FILE.fullmatch(stem)
-    return found["task"] if found else stem
+    match = _FILE.fullmatch(stem)
+    return match["task"] if match else stem
 
 
 def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
@@ -171,37 +171,37 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
             metric,
             list(scores),
             np.asarray(list(scores.values())),
-            [hashes[each] for each in scores],
+            [hashes[name] for name in scores],
             fault=faults.get(metric, ""),
-            groups=[each.partition(_WORDING)[0] for each in scores] if len(hashes) > len(prompts) else (),
+            groups=[name.partition(_WORDING)[0] for name in scores] if len(hashes) > len(prompts) else (),
         )
         for metric, scores in values.items()
     ]
 
 
 def _example(document: str, prompt: str, prompts: dict[str, list[str]]) -> str:
-    """Return the name of a line's example: its document, numbered where this has several prompts, such as other wordings."""
-    known = prompts.setdefault(document, [])
-    if prompt not in known:
-        known.append(prompt)
-    number = known.index(prompt) + 1
+    """Return the name of a line's example: its document, numbered if the document has several prompts, such as other wordings."""
+    seen = prompts.setdefault(document, [])
+    if prompt not in seen:
+        seen.append(prompt)
+    number = seen.index(prompt) + 1
     return document if number == 1 else f"{document}{_WORDING}{number}"
 
 
 def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
-    """Return each document's filters in the order of its lines, of a file that repeats all of them without a filter.
+    """Return each document's filters in the order of its lines, for a file that repeats all documents without naming filters.
 
-    Empty for other files. Filters are named by the results beside the file, or numbered.
+    Empty for other files. The results beside the file name the filters; without them, filters are numbered.
     """
     times: Counter[str] = Counter()
     for place, row in rows_of(file):
         if "filter" in row:
             return {}
         times[word(row, "doc_id", place)] += 1
-    several = set(times.values())
-    if len(several) != 1 or several == {1}:
+    repeats = set(times.values())
+    if len(repeats) != 1 or repeats == {1}:
         return {}
-    count = several.pop()
+    count = repeats.pop()
     scores = _tasks_beside(file).get(task)
     scores = scores if isinstance(scores, dict) else {}
     named = [key.partition(",")[2] for key in scores if "," in key and not key.partition(",")[0].endswith("_stderr")]
@@ -216,6 +216,6 @@ def _metrics(row: Row, place: str) -> list[tuple[str, str]]:
     if not isinstance(names, list):
         raise UserError(f"{place}: metrics is {names!r}; expected a list of names.")
     chosen = str(row.get("filter", "none"))
-    # Values that are lists or pairs go into metrics of all documents at once, such as F1.
-    known = [str(name) for name in names if not isinstance(entry(row, str(name), place), list | dict)]
-    return [(name if chosen == "none" else f"{name},{chosen}", name) for name in known]
+    # Values that are lists or pairs are inputs of metrics over all documents at once, such as F1.
+    numeric = [str(name) for name in names if not isinstance(entry(row, str(name), place), list | dict)]
+    return [(name if chosen == "none" else f"{name},{chosen}", name) for name in numeric]

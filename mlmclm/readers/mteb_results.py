@@ -28,7 +28,7 @@ _OLD_NAME = "mteb_dataset_name"
 _SIMILARITIES = {"cos_sim": "cosine", "dot": "dot", "euclidean": "euclidean", "manhattan": "manhattan", "max": "max"}
 """Nested scores of versions before 1.11, and the beginnings of their names since."""
 _OLD_MAIN = ("ndcg_at_10", "v_measure", "map", "cosine_spearman", "max_ap", "cosine_ap")
-"""Main scores of the kinds of tasks whose old results don't name theirs, each in results of its kind alone."""
+"""Main scores of the kinds of tasks whose old results don't name theirs; each occurs in results of its kind alone."""
 _OLD_EXCEPTIONS = {
     **dict.fromkeys(("Cmnli", "LegalBenchPC", "Ocnli", "TalemaaderPC"), "max_accuracy"),
     **dict.fromkeys(("LEMBNeedleRetrieval", "LEMBPasskeyRetrieval"), "ndcg_at_1"),
@@ -58,14 +58,14 @@ class MtebResults(Reader):
         if not folders:
             raise UserError(f"{path}: no result of a task (TASK.json) in it.")
         names = {folder: _model(folder) for folder in folders}
-        found = []
+        scored = []
         for folder, files in folders.items():
             name = names[folder]
             if list(names.values()).count(name) > 1:  # several revisions of one model
                 name = f"{name}@{folder.name}"
             if only is None or name in only:
-                found += _runs(name, files)
-        return found
+                scored += _runs(name, files)
+        return scored
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -75,10 +75,10 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _looks_right(file: Path) -> bool:
     try:
-        found = parsed(read_text(file), str(file))
+        content = parsed(read_text(file), str(file))
     except UserError:
         return False
-    return isinstance(found, dict) and (set(found) >= _KEYS or _OLD_NAME in found)
+    return isinstance(content, dict) and (set(content) >= _KEYS or _OLD_NAME in content)
 
 
 def _model(folder: Path) -> str:
@@ -106,8 +106,8 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
         for metric in set.intersection(*map(set, subsets)):
             values.setdefault(metric, {})[task] = float(np.mean([scores[metric] for scores in subsets]))
     return [
-        ScoredRun(name, "", metric, list(own), np.asarray(list(own.values())), [contents[task] for task in own])
-        for metric, own in sorted(values.items())
+        ScoredRun(name, "", metric, list(means), np.asarray([*means.values()]), [contents[task] for task in means])
+        for metric, means in sorted(values.items())
     ]
 
 
@@ -117,31 +117,31 @@ def _as_since_1_11(result: Row, file: Path) -> Row:
         return result
     task, scores = word(result, _OLD_NAME, str(file)), {}
     mains = (_OLD_EXCEPTIONS[task],) if task in _OLD_EXCEPTIONS else _OLD_MAIN
-    for split, own in result.items():
-        if isinstance(own, dict):
-            own = {key: value for key, value in own.items() if key != "evaluation_time"}
-            nested = {key for key, value in own.items() if isinstance(value, dict)} - {*_SIMILARITIES, "v_measures"}
-            subsets = {key: own[key] for key in nested} if nested else {"default": own}
+    for split, part in result.items():
+        if isinstance(part, dict):
+            part = {key: value for key, value in part.items() if key != "evaluation_time"}
+            nested = {key for key, value in part.items() if isinstance(value, dict)} - {*_SIMILARITIES, "v_measures"}
+            subsets = {key: part[key] for key in nested} if nested else {"default": part}
             scores[split] = [{"hf_subset": name, **_flat(subset, mains)} for name, subset in sorted(subsets.items())]
     return {"task_name": task, "dataset_revision": result.get("dataset_revision"), "scores": scores}
 
 
 def _flat(subset: Row, mains: Collection[str]) -> Row:
-    """Return the scores of an old subset by their names since, with the main score: the first of `mains` that there is."""
-    found = {key: value for key, value in subset.items() if not isinstance(value, dict)}
+    """Return the scores of an old subset by their present names, with the main score: the first of `mains` that it has."""
+    scores = {key: value for key, value in subset.items() if not isinstance(value, dict)}
     for key, start in _SIMILARITIES.items():
-        if isinstance(own := subset.get(key), dict):
-            found |= {f"{start}_{name}": value for name, value in own.items()}
-    pairs = ("f1",) if {"precision", "recall"} <= found.keys() else ()  # of bitext mining
-    main = next((name for name in (*mains, *pairs) if name in found), None)
-    return {"main_score": None if main is None else found[main], **found}
+        if isinstance(nested := subset.get(key), dict):
+            scores |= {f"{start}_{name}": value for name, value in nested.items()}
+    pairs = ("f1",) if {"precision", "recall"} <= scores.keys() else ()  # of bitext mining
+    main = next((name for name in (*mains, *pairs) if name in scores), None)
+    return {"main_score": None if main is None else scores[main], **scores}
 
 
 def _scores(result: Row, file: Path) -> Row:
-    found = an_object(entry(result, "scores", str(file)), f"{file}: scores")
-    if not found:
+    scores = an_object(entry(result, "scores", str(file)), f"{file}: scores")
+    if not scores:
         raise UserError(f"{file}: scores has no split.")
-    return found
+    return scores
 
 
 def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, float]]:
@@ -149,14 +149,14 @@ def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, flo
     place = f"{file}: scores.{split}"
     if not isinstance(subsets, list) or not subsets:
         raise UserError(f"{place} is no list of subsets; expected one object per subset.")
-    found: dict[str, dict[str, float]] = {}
+    scores_by_subset: dict[str, dict[str, float]] = {}
     for position, subset in enumerate(subsets):
         where = f"{place}[{position}]"
         row = an_object(subset, where)
         numbers = {key: as_number(value) for key, value in row.items() if not isinstance(value, str)}
         numbers["main_score"] = as_number(row.get("main_score"))
         name = word(row, "hf_subset", where)
-        if name in found:
+        if name in scores_by_subset:
             raise UserError(f"{where}: a second entry of the subset {name!r}.")
-        found[name] = {key: value for key, value in numbers.items() if value is not None}
-    return found
+        scores_by_subset[name] = {key: value for key, value in numbers.items() if value is not None}
+    return scores_by_subset

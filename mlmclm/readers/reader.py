@@ -22,11 +22,11 @@ class Reader(ABC):
     title: ClassVar[str]
     """The format, for people."""
     unit: ClassVar[str] = "example"
-    """The units that have a score each, over which runs are paired."""
+    """The unit that has a score, over which runs are paired."""
     told_by: ClassVar[str] = "contents"
     """The keys of the format that `ScoredRun.contents` comes from, for messages."""
     last: ClassVar[bool] = False
-    """Whether it is asked after all others whether it recognises a file."""
+    """Whether `reader_of` asks this reader after all others."""
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
@@ -81,8 +81,8 @@ def reader_of(path: Path, name: str | None = None) -> Reader:
         raise UserError(f"{cut(str(path))}: there is no such file or folder that can be read.{meant_path(path)}")
     if name is not None:
         return READERS[name]()
-    for reader in sorted(READERS.values(), key=lambda each: each.last):
-        if (found := reader()).recognises(path):
-            return found
-    formats = "; ".join(f"{reader.name} ({reader.title})" for reader in READERS.values())
+    for kind in sorted(READERS.values(), key=lambda kind: kind.last):
+        if (reader := kind()).recognises(path):
+            return reader
+    formats = "; ".join(f"{kind.name} ({kind.title})" for kind in READERS.values())
     raise UserError(f"{path}: no reader recognises it. Formats: {formats}. Name one with --reader.")

@@ -1,4 +1,4 @@
-"""Rows of data files with the places that messages name, and checked values of them."""
+"""Rows of data files, each with its place for error messages, and checks of their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] 
     """Yield the rows of a CSV, TSV, JSON Lines, JSON or Parquet file, each with its place ("FILE, row N").
 
     Args:
-        needed, optional: the columns that are used. A table's others are left out, unless it lacks a needed one.
+        needed, optional: the columns that are used. Other columns of a table are left out, unless it lacks a needed one.
 
     Raises:
         UserError: the file is malformed; the message names the line or row.
@@ -114,11 +114,11 @@ def word(row: Mapping[str, Any], key: str, place: str) -> str:
 def number(row: Mapping[str, Any], key: str, place: str) -> float:
     """Return the value of a key as a finite number; true and false are 1 and 0."""
     value = entry(row, key, place)
-    found = as_number(value)
-    if found is None:
+    finite = as_number(value)
+    if finite is None:
         most = f" of at most {LARGEST_NUMBER:g}" if isinstance(value, float) and math.isfinite(value) else ""
         raise UserError(f"{place}: {key} is {_shown(value)}; expected a finite number{most}.")
-    return found
+    return finite
 
 
 def as_number(value: Any) -> float | None:
@@ -131,10 +131,10 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, str) and "_" in value:  # Python's float reads 1_000 as 1000
         return None
     try:
-        found = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
+        result = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     except (ValueError, OverflowError):
         return None
-    return found if abs(found) <= LARGEST_NUMBER else None
+    return result if abs(result) <= LARGEST_NUMBER else None
 
 
 def _shown(value: Any) -> str:

@@ -30,20 +30,20 @@ class ScoreTable(Reader):
         return path.is_file() and kind_of(path) in TABLES
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
-        found: dict[tuple[str, ...], dict[str, tuple[float, str]]] = {}
+        scores_by_run: dict[tuple[str, ...], dict[str, tuple[float, str]]] = {}
         for place, row in rows_of(path, COLUMNS, OPTIONAL):
             run, example, score = word(row, "run", place), word(row, "example", place), number(row, "score", place)
             if only is not None and run not in only:
                 continue
             seed, task, metric, group = (word(row, name, place) if name in row else "" for name in OPTIONAL)
-            scores = found.setdefault((run, seed, task, metric or "score"), {})
+            scores = scores_by_run.setdefault((run, seed, task, metric or "score"), {})
             if example in scores:
-                of = "" if "seed" in row else " Runs with several seeds need a column seed."
-                raise UserError(f"{place}: example {example!r} of run {run!r} is there twice.{of}")
+                hint = "" if "seed" in row else " Runs with several seeds need a column seed."
+                raise UserError(f"{place}: example {example!r} of run {run!r} is there twice.{hint}")
             if scores and bool(group) != bool(next(iter(scores.values()))[1]):
                 raise UserError(f"{place}: some examples of run {run!r} have a group and others have none.")
             scores[example] = score, group
-        if not found and only is None:
+        if not scores_by_run and only is None:
             raise UserError(f"{path}: no rows; expected the columns {', '.join(COLUMNS)}.")
         return [
             ScoredRun(
@@ -55,5 +55,5 @@ class ScoreTable(Reader):
                 seed=seed,
                 groups=tuple(group for _, group in scores.values() if group),
             )
-            for (run, seed, task, metric), scores in found.items()
+            for (run, seed, task, metric), scores in scores_by_run.items()
         ]

@@ -20,12 +20,11 @@ class ScoredRun:
         metric: the name of the score.
         examples: the examples' names, each once.
         scores: [n], in the same order; finite unless there is a `fault`.
-        contents: what tells examples of one name apart, such as a hash of the text, in the same order; empty if the format
+        contents: what distinguishes examples of one name, such as a hash of the text, in the same order; empty if the format
             has nothing of the kind.
         seed: of the run; empty if it is not known.
         learning_rate, validation: of a run that is one of a grid; None for others.
-        groups: what examples that belong together have in common, such as their document, in the same order; empty if each stands by
-            itself.
+        groups: the group of each example, such as its document, in the same order; empty if the examples are independent.
         fault: what is wrong with the scores, for a message that names the place; empty if nothing is. Other metrics of the
             same file may be fine.
     """
@@ -49,14 +48,14 @@ class ScoredRun:
 
     @property
     def identities(self) -> list[tuple[str, str]]:
-        """The name of each example, and what tells it from others of that name."""
+        """The name of each example, and its content, which distinguishes examples of one name."""
         contents = self.contents or [""] * len(self.examples)
         return list(zip(self.examples, contents, strict=True))
 
     def only(self, identities: Sequence[tuple[str, str]]) -> ScoredRun:
         """Return the scores of some examples, in the given order."""
-        where = {identity: place for place, identity in enumerate(self.identities)}
-        scores = np.asarray([self.scores[where[identity]] for identity in identities])
+        positions = {identity: place for place, identity in enumerate(self.identities)}
+        scores = np.asarray([self.scores[positions[identity]] for identity in identities])
         names, contents = [name for name, _ in identities], [content for _, content in identities]
-        groups = [self.groups[where[identity]] for identity in identities] if self.groups else ()
+        groups = [self.groups[positions[identity]] for identity in identities] if self.groups else ()
         return replace(self, examples=names, scores=scores, contents=contents, groups=groups)
