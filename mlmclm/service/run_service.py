@@ -100,11 +100,11 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     """
     folder = writable_folder(settings.store)
     with in_turn(folder / "up.lock"):
-        found = look(settings.store)
-        if found is not None and not found.faults:
-            return found.state, False
-        if found is not None:
-            raise UserError(f"The service of {settings.store} is incomplete: {' '.join(found.faults)} {RESTART}")
+        status = look(settings.store)
+        if status is not None and not status.faults:
+            return status.state, False
+        if status is not None:
+            raise UserError(f"The service of {settings.store} is incomplete: {' '.join(status.faults)} {RESTART}")
         end(settings.store)  # removes files that a crash has left
         check(settings)
         log = folder / "service.log"
@@ -118,14 +118,14 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
                 start_new_session=True,  # apart from this terminal
             )
         try:
-            shown = 0
+            printed = 0
             while process.poll() is None:
-                # Read first: what the service prints once it is ready is printed by the caller.
-                news = log.read_bytes()[shown:]
+                # Read before the state: the caller prints the output that the service writes once it is ready.
+                new_output = log.read_bytes()[printed:]
                 state = read_state(settings.store)
                 if state is not None and state.ready and state.members[0].pid == process.pid:
                     return state, True
-                shown += _show(news)
+                printed += _show(new_output)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         except BaseException:
             process.terminate()
@@ -136,14 +136,14 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     raise kind(text.rpartition(ERROR_PREFIX)[2] or f"The service ended by itself with exit code {process.returncode}.")
 
 
-def _show(news: bytes) -> int:
-    """Print the complete lines of a service's log, such as what it waits for, and return their length."""
-    whole = news[: news.rfind(b"\n") + 1]
-    for line in whole.decode("utf-8", errors="replace").splitlines():
+def _show(output: bytes) -> int:
+    """Print the complete lines of new output in a service's log, and return their length in bytes."""
+    complete = output[: output.rfind(b"\n") + 1]
+    for line in complete.decode("utf-8", errors="replace").splitlines():
         if line.startswith(ERROR_PREFIX):  # raised by the caller when the service has ended
             break
         say(line)
-    return len(whole)
+    return len(complete)
 
 
 def command(settings: ServiceSettings) -> list[str]:
@@ -156,7 +156,7 @@ def command(settings: ServiceSettings) -> list[str]:
 
 
 def check(settings: ServiceSettings) -> str:
-    """Check what can be wrong before anything is started; return the token.
+    """Check the settings before anything is started; return the token.
 
     Raises:
         UserError: a port is taken, the token can't be used, or a port is given for Prometheus, which is not installed,
@@ -205,31 +205,31 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
     folder = writable_folder(store)
     with ExitStack() as stack:
         stack.enter_context(only_one(folder / "service.lock", f"The service of {store}"))
-        found = read_state(store)
-        if found is not None and found.alive():
+        earlier = read_state(store)
+        if earlier is not None and earlier.alive():
             raise UserError(f"A part of an earlier service of {store} still runs. {RESTART}")
         token = check(settings)
         me = tuple(members_of("mlmclm", [psutil.Process()]))
         state = ServiceState(machine(), platform.node(), time.time(), False, {}, me)
         write_state(store, state)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
-        # Addresses that a killed service has left may be another cluster's by now.
+        # The addresses in a killed service's file may be another cluster's by now.
         stack.callback((folder / TARGETS).unlink, missing_ok=True)
         (folder / TARGETS).unlink(missing_ok=True)
         server = stack.enter_context(ExitStack())
         mlflow: subprocess.Popen[bytes] | None = None
-        named: dict[int, str] = {}
+        names: dict[int, str] = {}
         if settings.mlflow is None:
             make_usable(own_database(store), own=True)
             port = _port(settings, "mlflow")
             _, mlflow = server.enter_context(running_server(store, port=port))
-            named[mlflow.pid] = MLFLOW
+            names[mlflow.pid] = MLFLOW
         addresses = {"mlflow": settings.mlflow.rstrip("/") if settings.mlflow else f"http://{HOST}:{port}"}
-        state = _record(store, state, addresses, named)
+        state = _record(store, state, addresses, names)
         if (program := shutil.which("prometheus")) is not None:
             addresses["prometheus"], process = stack.enter_context(_prometheus(program, folder, settings))
-            named[process.pid] = "Prometheus"
-            state = _record(store, state, addresses, named)
+            names[process.pid] = "Prometheus"
+            state = _record(store, state, addresses, names)
         os.environ.update(jobs_environment(store, addresses["mlflow"]))
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
             os.environ.pop(name, None)
@@ -246,31 +246,31 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         )
         assert session.dashboard is not None and session.folder is not None
         addresses |= {"dashboard": session.dashboard, "ray": session.address}
-        left = (session.folder, session.folder.with_suffix(".json"))
-        write_atomic(folder / TARGETS, left[1].read_text(encoding="utf-8"))
+        leftovers = (session.folder, session.folder.with_suffix(".json"))
+        write_atomic(folder / TARGETS, leftovers[1].read_text(encoding="utf-8"))
         _wait_for_jobs(session.dashboard, token)
-        state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, left))), addresses, named)
+        state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, leftovers))), addresses, names)
         on_ready(state)
         # Jobs need MLflow only for display, and must not end with it.
-        failures, said = 0, ""
+        failures, last_error = 0, ""
         while True:
             time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
             if mlflow is not None and mlflow.poll() is not None:
                 if not failures:
                     say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
                 server.close()
-                named.pop(mlflow.pid, None)
+                names.pop(mlflow.pid, None)
                 try:
                     _, mlflow = server.enter_context(running_server(store, port=port))
                 except MlmclmError as error:  # such as a taken port: its remaining processes may hold it for a moment
                     failures += 1
-                    if str(error) != said:
-                        said = str(error)
-                        say(said)
+                    if str(error) != last_error:
+                        last_error = str(error)
+                        say(last_error)
                     continue
-                failures, said = 0, ""
-                named[mlflow.pid] = MLFLOW
-                state = _record(store, state, addresses, named)
+                failures, last_error = 0, ""
+                names[mlflow.pid] = MLFLOW
+                state = _record(store, state, addresses, names)
 
 
 def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:
@@ -334,11 +334,11 @@ def end(store: Path) -> list[str]:
     # The first member ends the others, so end it first.
     if processes and state.members[0] in alive:
         _end(processes[:1], signal.SIGTERM, SECONDS_TO_CLOSE)
-    # A job's processes are ended by a supervising process that looks every second.
+    # Ray's supervisor of a job looks every second and ends the job's processes, so wait once before sending signals.
     for sign in (None, signal.SIGTERM, signal.SIGKILL):
         processes = _end(processes, sign, SECONDS_A_SIGNAL)
     if processes:
-        raise EnvironmentFault(f"Processes {', '.join(str(each.pid) for each in processes)} of the service don't end.")
+        raise EnvironmentFault(f"Processes {', '.join(str(p.pid) for p in processes)} of the service don't end.")
     for path in map(Path, state.leftovers):
         if path.name.startswith(TEMPORARY_PREFIX):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -354,7 +354,7 @@ def _end(processes: Sequence[psutil.Process], sign: signal.Signals | None, secon
                 process.send_signal(sign)  # psutil refuses if the id is another process's by now
     deadline = time.monotonic() + seconds
     # An ended process keeps its id until its parent waits for it, which some containers' first process never does.
-    while processes := [each for each in processes if start_of(each.pid) is not None and each.is_running()]:
+    while processes := [process for process in processes if start_of(process.pid) is not None and process.is_running()]:
         if time.monotonic() > deadline:
             break
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -410,19 +410,19 @@ def _port(settings: ServiceSettings, name: str) -> int:
     return port_for(settings.ports.get(name), f"--{name}-port")
 
 
-def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], named: Mapping[int, str]) -> ServiceState:
-    """Write the record of what runs now: this process and its descendants, named by the child's id, else Ray."""
+def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], names: Mapping[int, str]) -> ServiceState:
+    """Write the record of what runs now: this process and its descendants; `names` are by child's id, others are Ray's."""
     members = [state.members[0]]
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            members += members_of(named.get(child.pid, "Ray"), [child, *child.children(recursive=True)])
+            members += members_of(names.get(child.pid, "Ray"), [child, *child.children(recursive=True)])
     state = replace(state, addresses=dict(addresses), members=tuple(members))
     write_state(store, state)
     return state
 
 
 def _wait_for_jobs(dashboard: str, token: str) -> None:
-    """Wait until Ray's dashboard takes jobs, which it does some time after it has an address."""
+    """Wait until Ray's dashboard takes jobs, some time after it has an address."""
     say(f"Ray is up: waiting up to {START_SECONDS:.0f} s until its dashboard takes jobs")
     deadline = time.monotonic() + START_SECONDS
     while True:

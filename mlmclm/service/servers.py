@@ -88,20 +88,20 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def port_for(given: int | None, option: str = "--port") -> int:
+def port_for(port: int | None, option: str = "--port") -> int:
     """Return a free port, or the given one after a check that it can be used.
 
     Raises:
         UserError: the given port, of the option `option`, is taken or not allowed.
     """
     with socket.socket() as probe:
-        if given is not None:
+        if port is not None:
             # The server may bind a port in TIME_WAIT, such as that of a previous run, so the probe must too.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, given or 0))
+            probe.bind((HOST, port or 0))
         except (OSError, OverflowError) as error:
             raise UserError(
-                f"Port {given} cannot be used ({error}). Choose another with {option}, or leave it out."
+                f"Port {port} cannot be used ({error}). Choose another with {option}, or leave it out."
             ) from error
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
-"""The record of a store's service: its addresses, and its processes, identified by more than reusable ids.
+"""The record of a store's service: its addresses and its processes, which are identified by id and start time.
 
-The record is `store/service/state.json`. A process is the same one if the machine has not been rebooted since,
-and a process with that id started at that time.
+The record is `store/service/state.json`. A process is the recorded one if the machine has not been rebooted since, and
+the process with that id started at the recorded time.
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ def start_of(pid: int) -> int | None:
 
 def members_of(name: str, processes: Iterable[psutil.Process]) -> list[Member]:
     """Return the members for our processes, without those that have ended."""
-    found = ((process.pid, start_of(process.pid)) for process in processes)
-    return [Member(name, pid, started) for pid, started in found if started is not None]
+    starts = ((process.pid, start_of(process.pid)) for process in processes)
+    return [Member(name, pid, started) for pid, started in starts if started is not None]
 
 
 def with_children(members: Iterable[Member]) -> list[psutil.Process]:
     """Return the processes of living members, with all their descendants."""
-    found: dict[psutil.Process, None] = {}
+    processes: dict[psutil.Process, None] = {}
     for member in members:
         with suppress(psutil.Error):
             process = psutil.Process(member.pid)
             if start_of(member.pid) == member.started:
-                found.update(dict.fromkeys((process, *process.children(recursive=True))))
-    return list(found)
+                processes.update(dict.fromkeys((process, *process.children(recursive=True))))
+    return list(processes)
