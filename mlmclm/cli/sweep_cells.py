@@ -10,7 +10,6 @@ from typer import Option
 
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_table
-from mlmclm.cli.sweep_status import Which
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import bars
@@ -23,7 +22,7 @@ SHOWN = ("name", "status", "validation_score", "score", "seconds", "node", "star
 
 
 def cells(
-    which: Which,
+    which: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,
     model: Models = None,
     task: Tasks = None,
@@ -70,7 +69,7 @@ def _short(row: dict[str, Any], name: str) -> str:
 
 
 def retry(
-    which: Which,
+    which: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,
     cell: Annotated[
         list[str] | None,

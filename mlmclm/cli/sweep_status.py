@@ -27,11 +27,9 @@ COLUMNS = {"ok": "scored", "diverged": "diverged", "running": "running", "failed
            "missing": "missing"}  # fmt: skip
 """Status -> header."""
 
-Which = options.StudyOrSweep
-
 
 def status(
-    which: Which,
+    which: options.StudyOrSweep,
     store: options.Store = options.DEFAULT_STORE,
     follow: Annotated[
         bool, Option("--follow", "-f", help="Look again every 5 s until every cell has a result, or Ctrl-C.")
