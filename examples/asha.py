@@ -2,9 +2,9 @@
 
     python examples/asha.py quickstart pydocs-kind quickstart/1m-clm-1k quickstart/1m-mlm40-1k
 
-The arguments are a search space, a task of it, and models. Each model has a search of its own: ASHA compares all trials of
-one, and would stop the models and tasks with lower scores. Trials whose cells are in the store, such as those of the quickstart, cost
-nothing; those that end are filed there.
+The arguments are a search space, a task of it, and models. Each model has a search of its own, because ASHA compares all trials of
+a search and would stop those of models and tasks with lower scores. Trials whose cells are in the store, such as those of the
+quickstart, cost nothing. A trial that ASHA does not stop is filed there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def search(
 ) -> tune.ResultGrid:
     """Search a model's learning rates on a task.
 
-    `steps` are those of the longest training, and `at_once` is the most trials that run at once. Options are those of `mlmclm.tune.param_space`.
+    `steps` is the length of the longest training, and `at_once` the most trials that run at once. Options are those of `mlmclm.tune.param_space`.
     """
     return tune.Tuner(
         mlmclm.tune.Finetune,
@@ -49,5 +49,5 @@ def search(
 
 if __name__ == "__main__":
     for model in sys.argv[3:]:
-        found = search(sys.argv[1], sys.argv[2], model).get_dataframe()
-        print(found[["model", "task", "learning_rate", "seed", "step", "score", "computed"]].to_string())
+        trials = search(sys.argv[1], sys.argv[2], model).get_dataframe()
+        print(trials[["model", "task", "learning_rate", "seed", "step", "score", "computed"]].to_string())
