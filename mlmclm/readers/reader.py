@@ -56,7 +56,7 @@ class Reader(ABC):
         raise UserError(f"{path}: {self.title} have no grid of learning rates and seeds to import.")
 
     def test_scores(self, result: Mapping[str, Any]) -> Array | None:
-        """Return the scores of the test examples that one of the `results` is the mean of; None if they are not known."""
+        """Return the scores of the test examples whose mean is the score of one of the `results`; None if they are not known."""
         return None
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:

@@ -48,7 +48,7 @@ def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] 
 
 
 def named_place(path: Path) -> Path:
-    """Return a path from the root by its names. Links aren't followed: the Hub's cache has links to files named by hashes."""
+    """Return an absolute path without following links: the Hub's cache has links to files that are named by hashes."""
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
