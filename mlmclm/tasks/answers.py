@@ -69,16 +69,16 @@ def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
     after normalisation, F1 is 1 if both are and 0 otherwise.
     """
     accepted = [list(filter(normalise_answer, answers)) or [""] for answers in references]
-    every = graded(predictions, accepted)
+    scores = graded(predictions, accepted)
     # Two empty texts have no word in common, but they match exactly.
-    every["f1"] = np.maximum(every["f1"], every["exact_match"])
+    scores["f1"] = np.maximum(scores["f1"], scores["exact_match"])
     answered = np.array([bool(answers) for answers in references])
     parts = {"has_answer": answered, "no_answer": ~answered}
-    return every | {
+    return scores | {
         f"{name}_{score}": np.where(part, values, np.nan)
         for name, part in parts.items()
         if part.any()
-        for score, values in every.items()
+        for score, values in scores.items()
     }
 
 
@@ -101,5 +101,5 @@ def constant_answers(references: Sequence[Sequence[str]]) -> list[str]:
         for word, score in best.items():
             f1[word] = f1.get(word, 0.0) + score
     sums: list[Mapping[str, float]] = [exact, f1]
-    found = (min(each, key=lambda text: (-each[text], text)) for each in sums if each)
-    return list(dict.fromkeys(found))
+    chosen = (min(total, key=lambda text: (-total[text], text)) for total in sums if total)
+    return list(dict.fromkeys(chosen))

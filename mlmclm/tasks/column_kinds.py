@@ -1,10 +1,9 @@
-"""The kinds of a table's columns, by which a data file is read as a task: text, class, number, list, or of no use."""
+"""Kinds of a table's columns (text, class, number, list, or of no use), from which the task of a data file is inferred."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -15,13 +14,13 @@ from mlmclm.errors import UserError
 
 Kind = Literal["text", "class", "number", "list", "answers", "id", "empty", "other"]
 MOST_CLASSES = 50
-"""The most different values of a column that is taken for classes without being named as the label."""
+"""Maximum number of different values in a column that is taken for classes without being named as the label."""
 ROWS_A_CLASS = 3
-"""The fewest rows a value of such a column has on average."""
+"""Minimum mean number of rows per value of such a column."""
 CLASS_WORDS = 4
-"""The most words, on average, of the name of a class."""
+"""Maximum mean number of words in the name of a class."""
 MOST_WHOLE_CLASSES = 20
-"""The most different whole numbers that are taken for classes. More are a number to predict."""
+"""Maximum number of different whole numbers that are taken for classes. More are a number to predict."""
 _ID_NAME = re.compile(
     r"(?i)(|id|idx|index|uuid|guid|key|row|rownum|.*[_ -](id|idx|uuid)|[a-z]+Id|unnamed: ?\d+|__index_level_\d+__)"
 )
@@ -43,7 +42,7 @@ class KnownColumn:
 
 
 def plain_columns(table: pa.Table, where: object) -> pa.Table:
-    """Return a table whose structs are divided into columns called `outer.field`, but for SQuAD's answers.
+    """Return a table whose structs are flattened into columns called `outer.field`, except SQuAD's answers.
 
     Raises:
         UserError: two columns have one name.
@@ -56,7 +55,7 @@ def plain_columns(table: pa.Table, where: object) -> pa.Table:
                 continue
             parts = pa.table([column], names=["x"]).flatten()
             columns |= {
-                f"{field.name}{name[1:]}": own for name, own in zip(parts.column_names, parts.columns, strict=True)
+                f"{field.name}{name[1:]}": part for name, part in zip(parts.column_names, parts.columns, strict=True)
             }
         table = pa.table(columns)
     twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
@@ -66,8 +65,8 @@ def plain_columns(table: pa.Table, where: object) -> pa.Table:
 
 
 def kinds_of(table: pa.Table) -> dict[str, KnownColumn]:
-    """Return what each column of a table is, by its name."""
-    return {name: _known(name, table[name]) for name in table.column_names}
+    """Return the kind of each column of a table, by its name."""
+    return {name: _inspect(name, table[name]) for name in table.column_names}
 
 
 def missing(value: object) -> bool:
@@ -88,7 +87,7 @@ def as_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
+def _inspect(name: str, column: pa.ChunkedArray) -> KnownColumn:
     kind = column.type
     if _is_answers(kind):
         return KnownColumn(name, "answers")
@@ -108,7 +107,7 @@ def _known(name: str, column: pa.ChunkedArray) -> KnownColumn:
         return _numeric(name, [number for number in numbers if number is not None], different)
     if isinstance(values[0], bool):
         return KnownColumn(name, "class", different)
-    words = _mean(len(str(value).split()) for value in values)
+    words = sum(len(str(value).split()) for value in values) / len(values)
     if different == len(values) and words <= 1 and (_ID_NAME.fullmatch(name) or len(values) > ROWS_A_CLASS):
         return KnownColumn(name, "id", different)
     classes = different <= MOST_CLASSES and different * ROWS_A_CLASS <= len(values) and words <= CLASS_WORDS
@@ -126,8 +125,3 @@ def _numeric(name: str, numbers: list[float], different: int) -> KnownColumn:
 
 def _is_answers(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {field.name for field in kind} >= {"text", "answer_start"}
-
-
-def _mean(values: Iterable[int]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)

@@ -65,24 +65,24 @@ class Columns:
 
     def plain(self, canonical: str) -> pa.ChunkedArray:
         """Return a column unchanged, or raise UserError."""
-        table, wanted = self.table, self.own_name(canonical)
-        outer, _, field = wanted.partition(".")
+        table, name = self.table, self.own_name(canonical)
+        outer, _, field = name.partition(".")
         # A column whose name itself contains a dot comes before a field of a struct.
-        if wanted not in table.column_names and outer in table.column_names:
+        if name not in table.column_names and outer in table.column_names:
             kind = table.schema.field(outer).type
             if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
                 return pa.compute.struct_field(table[outer], field)
-        if wanted not in table.column_names:
+        if name not in table.column_names:
             raise UserError(
-                f"{self.where}: the column {wanted!r} is missing.{meant(wanted, table.column_names)} "
+                f"{self.where}: the column {name!r} is missing.{meant(name, table.column_names)} "
                 f"There are: {', '.join(table.column_names) or '(none)'}.{self._headerless()}"
             )
-        return table[wanted]
+        return table[name]
 
     def _headerless(self) -> str:
         """Return a hint if the first line of a CSV or TSV file seems to be a row, which pyarrow takes for names."""
-        wanted = set(map(self.own_name, self.task.kind.columns))
-        if not self.untyped or wanted & set(self.table.column_names):
+        expected = set(map(self.own_name, self.task.kind.columns))
+        if not self.untyped or expected & set(self.table.column_names):
             return ""
         return (
             " If the file's first line is a row, put a line with the columns' names above it, or declare them: header: "
@@ -109,9 +109,9 @@ class Columns:
                 raise self._no_number(canonical, column) from error
             raise self._holds(canonical, column.type, kind) from error
 
-    def _holds(self, canonical: str, found: pa.DataType, wanted: object) -> UserError:
-        shown = "lists or objects among other values" if pa.types.is_binary(found) else found
-        return UserError(f"{self.where}: the column {self.own_name(canonical)!r} holds {shown}, not {wanted}.")
+    def _holds(self, canonical: str, actual: pa.DataType, wanted: object) -> UserError:
+        described = "lists or objects among other values" if pa.types.is_binary(actual) else actual
+        return UserError(f"{self.where}: the column {self.own_name(canonical)!r} holds {described}, not {wanted}.")
 
     def _no_number(self, canonical: str, column: pa.Array) -> UserError:
         row, text = next((row, text) for row, text in enumerate(column.to_pylist()) if not _is_number(text))
@@ -151,25 +151,25 @@ class Columns:
         Raises UserError for a label that is not among the names, or is empty: a missing value in a CSV file.
         """
         column = self._labels(canonical, kind)
-        values, own, what = _flat(column), self.carried(canonical), "tag" if pa.types.is_list(kind) else "label"
-        if own and pa.types.is_integer(values.type):
-            there = values.drop_null().to_numpy()
-            check_in_range(self.where, what, there, _rows_of(column)[values.is_valid().to_numpy(False)], own)
-            if own == tuple(names):
+        values, carried, what = _flat(column), self.carried(canonical), "tag" if pa.types.is_list(kind) else "label"
+        if carried and pa.types.is_integer(values.type):
+            labels = values.drop_null().to_numpy()
+            check_in_range(self.where, what, labels, _rows_of(column)[values.is_valid().to_numpy(False)], carried)
+            if carried == tuple(names):
                 return column.cast(kind)
-            values = pa.array(own, pa.string()).take(values)
-        known: dict[str, int] = {name: place for place, name in enumerate(names)}
+            values = pa.array(carried, pa.string()).take(values)
+        number_of: dict[str, int] = {name: place for place, name in enumerate(names)}
         positional = self.task.label_names and not any(map(_WHOLE.fullmatch, names))
         encoded = values.dictionary_encode()
         places = []
         for number, text in enumerate(encoded.dictionary.cast(pa.string()).to_pylist()):
-            if text not in known and not text.strip():
+            if text not in number_of and not text.strip():
                 row = _rows_of(column)[pa.compute.index(encoded.indices, number).as_py()]
                 raise UserError(f"{self.where}: row {row}: the {what} is empty.")
-            if text not in known and not (positional and _WHOLE.fullmatch(text)):
-                hint = f" The file's own names are {', '.join(own)}." if own else ""
+            if text not in number_of and not (positional and _WHOLE.fullmatch(text)):
+                hint = f" The file's own names are {', '.join(carried)}." if carried else ""
                 raise UserError(f"{unknown('label', text, names, where=self.where)}{hint}{_unlabelled(text)}")
-            places.append(known[text] if text in known else int(text))
+            places.append(number_of[text] if text in number_of else int(text))
         numbers = pa.array(places, pa.int64()).take(encoded.indices)
         if not pa.types.is_list(kind):
             return numbers
@@ -245,14 +245,14 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, 
         features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    found = {}
+    names = {}
     for column, feature in features.items():
         # The class label of a list column is the feature of its items.
         while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
             feature = feature["feature"]
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names"):
-            found[column] = tuple(feature["names"])
-    return found
+            names[column] = tuple(feature["names"])
+    return names
 
 
 def named(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> pa.Array:

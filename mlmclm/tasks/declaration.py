@@ -113,7 +113,7 @@ class Task(Frozen):
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation), `local` (only a folder) or `store`
-    (rows of a user's file, which a store of before `mlmclm init --data` keeps under the key `folder`)."""
+    (rows of a user's file, under the key `folder` in a store that is older than `mlmclm init --data`)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
@@ -153,10 +153,10 @@ class Task(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Task:
         family = self.kind
-        known = (*family.columns, *family.more_columns)
+        allowed = (*family.columns, *family.more_columns)
         for canonical in self.columns:
-            if canonical not in known:
-                raise ValueError(str(unknown("canonical column", canonical, known, where="columns")))
+            if canonical not in allowed:
+                raise ValueError(str(unknown("canonical column", canonical, allowed, where="columns")))
         for metric in filter(None, (self.metric, self.glue_metric)):
             for part in metric_parts(metric):
                 if part not in (labels := family.labels_of_metrics()):
@@ -167,7 +167,7 @@ class Task(Frozen):
             raise ValueError("pair_template must contain {text} and {text_pair}, each once")
         if self.unanswerable and not family.unanswerable:
             raise ValueError(f"only {titles(lambda kind: kind.unanswerable)} has 'unanswerable' questions")
-        if self.negatives is not None and "negative" not in known:
+        if self.negatives is not None and "negative" not in allowed:
             raise ValueError(f"only {titles(lambda kind: 'negative' in kind.more_columns)} has 'negatives'")
         if self.ignore_identical_ids is not None and not family.judged:
             raise ValueError(f"only {titles(lambda kind: kind.judged)} has 'ignore_identical_ids'")

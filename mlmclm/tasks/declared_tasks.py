@@ -28,7 +28,7 @@ class Broken:
 
     file: Path
     names: frozenset[str]
-    """Tasks that the file would declare, as far as can be told; for a malformed file, the file's own name."""
+    """Names of the tasks that the file would declare; for a malformed file, the file's own name."""
     reason: str
     """Error message."""
 
@@ -41,9 +41,9 @@ class Declared:
     broken: tuple[Broken, ...] = ()
 
 
-def _read(files: Iterable[Path], known: Declared) -> Declared:
-    """Add the tasks that these files declare to the known ones."""
-    found, broken = dict(known.tasks), list(known.broken)
+def _read(files: Iterable[Path], declared: Declared) -> Declared:
+    """Add the tasks of these files to those declared before."""
+    tasks, broken = dict(declared.tasks), list(declared.broken)
     for file in sorted(files):
         names = {file.stem}
         try:
@@ -51,12 +51,12 @@ def _read(files: Iterable[Path], known: Declared) -> Declared:
             if isinstance(content, dict) and isinstance(content.get("name"), str):
                 names = {content["name"]}
             task = parse(Task, content, where=str(file))
-            if task.name in found:
-                raise UserError(f"{file}: the task {task.name!r} is already declared by {found[task.name][1]}.")
-            found[task.name] = (task, file)
+            if task.name in tasks:
+                raise UserError(f"{file}: the task {task.name!r} is already declared by {tasks[task.name][1]}.")
+            tasks[task.name] = (task, file)
         except UserError as error:
             broken.append(Broken(file, frozenset(names), str(error)))
-    return Declared(found, tuple(broken))
+    return Declared(tasks, tuple(broken))
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +65,7 @@ def _installed() -> Declared:
 
     The other packages' own code is not run: `find_spec` imports only the parents of a package.
     """
-    found = own = _read(FOLDER.glob("*.yaml"), Declared({}))
+    declared = ours = _read(FOLDER.glob("*.yaml"), Declared({}))
     for point in TASKS.points():
         try:
             spec = importlib.util.find_spec(point.value)
@@ -78,29 +78,29 @@ def _installed() -> Declared:
                 "the YAML files."
             )
         for folder in folders:
-            found = _read(folder.glob("*.yaml"), found)
-    for each in found.broken:
-        if each.names & own.tasks.keys():
-            say_left_out(each.reason)
-    return Declared(found.tasks, tuple(replace(each, names=each.names - own.tasks.keys()) for each in found.broken))
+            declared = _read(folder.glob("*.yaml"), declared)
+    for bad in declared.broken:
+        if bad.names & ours.tasks.keys():
+            say_left_out(bad.reason)
+    return Declared(declared.tasks, tuple(replace(bad, names=bad.names - ours.tasks.keys()) for bad in declared.broken))
 
 
 def _declared(folders: Sequence[Path]) -> Declared:
-    found = _installed()
+    declared = _installed()
     for task in TASKS.values():
-        if task.name in found.tasks:
+        if task.name in declared.tasks:
             raise UserError(
-                f"the task {task.name!r} that is registered is already declared by {found.tasks[task.name][1]}."
+                f"the task {task.name!r} that is registered is already declared by {declared.tasks[task.name][1]}."
             )
-        found = Declared({**found.tasks, task.name: (task, Path("registered", task.name))}, found.broken)
+        declared = Declared({**declared.tasks, task.name: (task, Path("registered", task.name))}, declared.broken)
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--task-dir {folder}: no such folder.")
         files = list(folder.glob("*.yaml"))
         if not files:
             raise UserError(f"--task-dir {folder}: there is no declaration of a task (*.yaml) in it.")
-        found = _read(files, found)
-    return found
+        declared = _read(files, declared)
+    return declared
 
 
 def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
@@ -108,8 +108,8 @@ def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
 
     `folders` are the user's own, with one YAML file per task. Raises UserError if one is missing or has no declarations.
     """
-    found = _declared(folders).tasks
-    return {name: found[name][0] for name in sorted(found)}
+    tasks = _declared(folders).tasks
+    return {name: tasks[name][0] for name in sorted(tasks)}
 
 
 def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
@@ -130,13 +130,13 @@ def own_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
 
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
     """Return the declaration with this name (`find_tasks`); raise UserError for none, or one in a broken file."""
-    found = _declared(folders)
-    reasons = [each.reason for each in found.broken if name in each.names]
+    declared = _declared(folders)
+    reasons = [entry.reason for entry in declared.broken if name in entry.names]
     if reasons:
         raise UserError("\n".join(reasons))
-    if name not in found.tasks:
-        broken = ", ".join(str(each.file) for each in found.broken)
+    if name not in declared.tasks:
+        broken = ", ".join(str(entry.file) for entry in declared.broken)
         hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {broken}." if broken else ""
-        own = "" if folders else " A task of your own is found in the folder of its declaration: --task-dir FOLDER."
-        raise UserError(f"{unknown('task', name, sorted(found.tasks))}{hint}{own}")
-    return found.tasks[name][0]
+        advice = "" if folders else " A task of your own is found in the folder of its declaration: --task-dir FOLDER."
+        raise UserError(f"{unknown('task', name, sorted(declared.tasks))}{hint}{advice}")
+    return declared.tasks[name][0]

@@ -53,12 +53,12 @@ def held_out(groups: Array, keys: Sequence[str], strata: Sequence[str], share: f
     for key, group in zip(keys, groups.tolist(), strict=True):
         key_of[group] = min(key, key_of.get(group, key))
     held: set[int] = set()
-    for own in members.values():
-        own.sort(key=lambda group: hashlib.sha256(f"{seed} {key_of[group]}".encode()).digest())
-        wanted, taken = round(share * sum(sizes[group] for group in own)), 0
-        for group in own[:-1]:
+    for stratum in members.values():
+        stratum.sort(key=lambda group: hashlib.sha256(f"{seed} {key_of[group]}".encode()).digest())
+        quota, taken = round(share * sum(sizes[group] for group in stratum)), 0
+        for group in stratum[:-1]:
             # A group that is too large for what is left is passed over.
-            if taken + sizes[group] <= wanted:
+            if taken + sizes[group] <= quota:
                 held.add(group)
                 taken += sizes[group]
     return np.isin(groups, list(held))

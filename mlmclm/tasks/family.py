@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Read = Callable[[Any, str], Columns]
-"""Reads the table of a declared split (a string or `SourceTable`), unchanged from its source; the other is its name."""
+"""Reads the table of a declared split (a string or `SourceTable`), given that and its name, unchanged from its source."""
 SPLITS = ("train", "validation", "test")
 
 
@@ -81,12 +81,12 @@ class Family:
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return what a family lacks that later steps need, beside class attributes; asked of added ones (`mlmclm.registry`)."""
-        odd = [name for name in (*cls.signed, *filter(None, [cls.study_metric])) if name not in cls.metrics]
+        """Return the faults of an added family, beside missing class attributes, on which later steps would fail."""
+        absent = [name for name in (*cls.signed, *filter(None, [cls.study_metric])) if name not in cls.metrics]
         taken = [name for name in cls.metrics if name in METRICS]
         return [
             *([] if cls.metrics else ["has no 'metrics'"]),
-            *([f"has no {', '.join(odd)} in 'metrics', which 'signed' or 'study_metric' names"] if odd else []),
+            *([f"has no {', '.join(absent)} in 'metrics', which 'signed' or 'study_metric' names"] if absent else []),
             *(f"has a metric {name!r}, which is the name of an added one" for name in taken),
             *([] if len(cls.shown) > 1 else ["needs the gold answer and the prediction in 'shown'"]),
         ]
@@ -100,7 +100,7 @@ class Family:
     def evaluation(
         cls, task: Task, split: str, source: str | SourceTable | Judged, read: Read, names: tuple[str, ...]
     ) -> Any:
-        """Read and check an evaluation split: one table, or an object of the family's own that `tables` takes apart."""
+        """Read and check an evaluation split: one table, or the family's own object, which `tables` divides into tables."""
         return cls.table(read(source, split), names)
 
     @classmethod
@@ -153,7 +153,7 @@ class Family:
 
     @classmethod
     def converted(cls, task: Task, names: tuple[str, ...], train: pa.Table, *others: Any) -> tuple[Any, ...]:
-        """Return the splits, training first, in the form in which examples are made of them; by default as they are."""
+        """Return the splits, training first, in the form from which examples are made; by default unchanged."""
         return (train, *others)
 
     @classmethod
@@ -225,8 +225,8 @@ class Family:
     def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         """Compute the `metrics` of a split from all its examples; by default those of `measures`."""
         numbers = numeric(examples)
-        known = cls.measures(numbers, classes)
-        return {name: of_all(score, numbers) for name, score in known.items() if name in cls.metrics}
+        measures = cls.measures(numbers, classes)
+        return {name: of_all(score, numbers) for name, score in measures.items() if name in cls.metrics}
 
     @classmethod
     def measured(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

@@ -1,4 +1,4 @@
-"""Generators, which make task data, in place of the Hub or a folder."""
+"""Generators of task data, a source beside the Hub and folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which task a data file is: its family and columns, by their names and by what is in them; and its rows in canonical form.
+"""Inference of a data file's task (family and columns) from the columns' names and values, and its rows in canonical form.
 
-Nothing is guessed where two readings are plausible: the error says which, and what chooses between them.
+Nothing is guessed where two readings are plausible: the error names both, and the option that chooses between them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is read.
+    """The family and columns as which a file is read.
 
     Attributes:
         columns: the file's columns by canonical name.
@@ -86,7 +86,7 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
         where: the file, which starts each message.
 
     Raises:
-        UserError: a wish names no family or column, or it isn't clear which columns are meant.
+        UserError: an override names no family or column, or it isn't clear which columns are meant.
     """
     if overrides.family is not None and overrides.family not in ROLES:
         raise unknown("family", overrides.family, ROLES, where="--family")
@@ -102,29 +102,29 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
         )
     columns = _Columns(kinds_of(table), overrides, str(where))
     family = overrides.family or columns.family()
-    found, notes = columns.of(family)
+    chosen, notes = columns.of(family)
     if overrides.family is None and family in (CLASSES, NUMBERS):
-        family, more = columns.by_label(found["label"])
+        family, more = columns.by_label(chosen["label"])
         notes = (*notes, *more)
-    used = {*found.values(), _START if family == ANSWERS else None}
+    used = {*chosen.values(), _START if family == ANSWERS else None}
     unused = tuple(name for name in table.column_names if name not in used)
-    return Reading(family, found, unused, notes)
+    return Reading(family, chosen, unused, notes)
 
 
 @dataclass(frozen=True)
 class _Columns:
     """The columns of a table and the user's overrides, from which roles are filled."""
 
-    known: Mapping[str, KnownColumn]
+    kinds: Mapping[str, KnownColumn]
     overrides: Overrides
     where: str
 
     def family(self) -> str:
-        """Return the family that the columns' names and kinds speak for; classification stands for regression too."""
-        tokens = [name for name in self._named(TOKEN_NAMES) if self.known[name].kind in ("list", "text")]
+        """Return the family that the columns' names and kinds suggest; classification also stands for regression."""
+        tokens = [name for name in self._named(TOKEN_NAMES) if self.kinds[name].kind in ("list", "text")]
         if tokens and self._named(TAG_NAMES):
             return TAGS
-        answers = any(column.kind == "answers" for column in self.known.values()) or self._named(("answer", "answers"))
+        answers = any(column.kind == "answers" for column in self.kinds.values()) or self._named(("answer", "answers"))
         if answers and self._named(("question",)) and self._named(("context", "passage")):
             return ANSWERS
         if (
@@ -145,8 +145,8 @@ class _Columns:
             raise UserError(f"--label-column: {family} has no column of labels; leave it out.")
         if family in (CLASSES, NUMBERS):
             chosen = self.overrides.label or self._label()
-            found = dict(zip(texts, self.overrides.text or self._texts(chosen), strict=False))
-            return {**found, "label": chosen}, self._pair_note(found)
+            filled = dict(zip(texts, self.overrides.text or self._texts(chosen), strict=False))
+            return {**filled, "label": chosen}, self._pair_note(filled)
         names = {
             TAGS: (TOKEN_NAMES, TAG_NAMES),
             ANSWERS: (("question",), ("context", "passage"), ("answers", "answer")),
@@ -156,16 +156,18 @@ class _Columns:
         wanted = dict(zip(texts, self.overrides.text, strict=False)) | (
             {label: self.overrides.label} if label and self.overrides.label else {}
         )
-        found = {role: wanted.get(role) or self._one(role, own, roles) for role, own in zip(roles, names, strict=True)}
-        if len(set(found.values())) < len(found):
+        filled = {
+            role: wanted.get(role) or self._one(role, tried, roles) for role, tried in zip(roles, names, strict=True)
+        }
+        if len(set(filled.values())) < len(filled):
             raise UserError(
-                f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(found.values())})."
+                f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(filled.values())})."
             )
-        return found, ()
+        return filled, ()
 
     def by_label(self, name: str) -> tuple[str, tuple[str, ...]]:
-        """Return the family that a column of labels speaks for, and notes."""
-        label = self.known[name]
+        """Return the family that a column of labels suggests, and notes."""
+        label = self.kinds[name]
         if label.kind == "number":
             return NUMBERS, (f"{name} is a number to predict. If its values are classes: --family {CLASSES}.",)
         if label.kind == "class" and label.whole and label.different > 2:
@@ -176,62 +178,62 @@ class _Columns:
 
     def _named(self, names: Sequence[str]) -> list[str]:
         """Return the columns with one of these names that aren't empty, in the order of the names."""
-        lower = {name.lower(): name for name, column in self.known.items() if column.kind != "empty"}
+        lower = {name.lower(): name for name, column in self.kinds.items() if column.kind != "empty"}
         return [lower[name] for name in names if name in lower]
 
     def _one(self, role: str, names: Sequence[str], roles: Sequence[str]) -> str:
-        found = self._named(names)
-        if len(found) != 1:
+        named = self._named(names)
+        if len(named) != 1:
             option = (
                 "--label-column" if role in ("tags", "answers") else f"--text-column (in the order {', '.join(roles)})"
             )
-            what = f"{' and '.join(found)} could each be the column" if found else "it is not clear which is the column"
-            raise UserError(f"{self.where}: {what} {role!r}. {self._there()} Choose with {option}.")
-        return found[0]
+            what = f"{' and '.join(named)} could each be the column" if named else "it is not clear which is the column"
+            raise UserError(f"{self.where}: {what} {role!r}. {self._listing()} Choose with {option}.")
+        return named[0]
 
     def _label(self) -> str:
-        kinds = {name: self.known[name].kind for name in self._named(LABEL_NAMES)}
+        kinds = {name: self.kinds[name].kind for name in self._named(LABEL_NAMES)}
         named = [name for name, kind in kinds.items() if kind not in ("id", "list", "answers")]
         if not named and "list" in kinds.values():
             raise UserError(
-                f"{self.where}: {', '.join(kinds)} has several labels a row, or labelled spans; one label a row is expected. {self._there()} "
+                f"{self.where}: {', '.join(kinds)} has several labels a row, or labelled spans; one label a row is expected. {self._listing()} "
                 "Choose with --label-column."
             )
-        others = [name for name in self.known if name not in self.overrides.text and name not in named]
+        others = [name for name in self.kinds if name not in self.overrides.text and name not in named]
         for kind in ("", "class", "number"):
-            found = [name for name in others if self.known[name].kind == kind] if kind else named
-            if len(found) == 1:
-                return found[0]
-            if found:
+            columns = [name for name in others if self.kinds[name].kind == kind] if kind else named
+            if len(columns) == 1:
+                return columns[0]
+            if columns:
                 raise UserError(
-                    f"{self.where}: {' and '.join(found)} could each be the label. {self._there()} Choose with --label-column."
+                    f"{self.where}: {' and '.join(columns)} could each be the label. {self._listing()} Choose with --label-column."
                 )
-        raise UserError(f"{self.where}: no column looks like a label. {self._there()} Choose with --label-column.")
+        raise UserError(f"{self.where}: no column looks like a label. {self._listing()} Choose with --label-column.")
 
     def _texts(self, label: str) -> tuple[str, ...]:
-        lower = {name.lower(): name for name in self.known if name != label}
+        lower = {name.lower(): name for name in self.kinds if name != label}
         for first, second in PAIRS:
             if first in lower and second in lower:
                 return lower[first], lower[second]
         named = [name for name in self._named(TEXT_NAMES) if name != label]
         if len(named) == 1:
             return (named[0],)
-        texts = named or [name for name, column in self.known.items() if column.kind == "text" and name != label]
+        texts = named or [name for name, column in self.kinds.items() if column.kind == "text" and name != label]
         if len(texts) == 1:
             return (texts[0],)
         what = f"{', '.join(texts)} could each be the text" if texts else "no column looks like text"
         raise UserError(
-            f"{self.where}: {what}. {self._there()} Choose with --text-column, which may be given twice for two texts."
+            f"{self.where}: {what}. {self._listing()} Choose with --text-column, which may be given twice for two texts."
         )
 
-    def _pair_note(self, found: Mapping[str, str]) -> tuple[str, ...]:
-        if "text_pair" not in found or self.overrides.text:
+    def _pair_note(self, columns: Mapping[str, str]) -> tuple[str, ...]:
+        if "text_pair" not in columns or self.overrides.text:
             return ()
         return (
-            f"a row has two texts, {found['text']} and {found['text_pair']}. To take one: --text-column {found['text']}.",
+            f"a row has two texts, {columns['text']} and {columns['text_pair']}. To take one: --text-column {columns['text']}.",
         )
 
-    def _there(self) -> str:
+    def _listing(self) -> str:
         words = {
             "class": "classes",
             "id": "ids",
@@ -239,7 +241,7 @@ class _Columns:
             "other": "neither text nor numbers",
             "list": "lists",
         }
-        listed = ", ".join(f"{name} ({words.get(column.kind, column.kind)})" for name, column in self.known.items())
+        listed = ", ".join(f"{name} ({words.get(column.kind, column.kind)})" for name, column in self.kinds.items())
         return f"Its columns: {listed}."
 
 
@@ -349,7 +351,7 @@ def _number(value: object) -> float:
 
 
 def _check_written(value: object) -> None:
-    """Raise ValueError for a list or an object that was written as text, as pandas does in CSV: words can't be told in it."""
+    """Raise ValueError for a list or object written as text, as pandas does in CSV: it can't be split into words."""
     if isinstance(value, str) and _WRITTEN.match(value):
         raise ValueError(
             "a list or an object as text, such as pandas writes into CSV. Save the data as JSON Lines or Parquet"
@@ -366,14 +368,14 @@ def _words(value: object) -> list[str]:
 
 
 def _answers(value: object) -> dict[str, list[Any]]:
-    """Return texts, and their places in the context where these are given; else -1."""
+    """Return the answers' texts and their places in the context; -1 for places that the file doesn't give."""
     _check_written(value)
-    given = value if isinstance(value, dict) else {"text": value}
-    found, starts = (own if isinstance(own, list) else [own] for own in map(given.get, ("text", _START)))
-    if not all(isinstance(each, str) for each in found):
+    fields = value if isinstance(value, dict) else {"text": value}
+    texts, starts = (item if isinstance(item, list) else [item] for item in map(fields.get, ("text", _START)))
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError("an answer, or a list of answers, is expected")
     places = [int(str(start)) if str(start).isdecimal() else -1 for start in starts]
-    return {"text": found, _START: places if len(places) == len(found) else [-1] * len(found)}
+    return {"text": texts, _START: places if len(places) == len(texts) else [-1] * len(texts)}
 
 
 def _unfit(family: str, row: dict[str, Any]) -> str | None:

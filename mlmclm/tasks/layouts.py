@@ -35,7 +35,7 @@ _PARTIAL = re.compile(r"\d+[-.]\d+")
 """The number of a line of CoNLL-U that is no word of its own: a contraction, or a word that is not in the text."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _ROUND = re.compile(r"Q0|[0-9]+(\.[0-9]+)?")
-"""The second field of a judgement: 0 mostly, and the round of judging in TREC-COVID. Nobody uses it."""
+"""The second field of a judgement: usually 0, and in TREC-COVID the round of judging. It is not used."""
 
 
 def read_layout(
@@ -62,8 +62,8 @@ def read_layout(
         return _judgements(path, column) if judged else _words(path, column)
     if kind in DELIMITERS and judged and _is_judgement(_fields(read_start(path).partition("\n")[0])):
         return _judgements(path, column)
-    found = _squad(path) if kind == ".json" else None
-    return read_table(path, header) if found is None else found
+    table = _squad(path) if kind == ".json" else None
+    return read_table(path, header) if table is None else table
 
 
 def _squad(path: Path) -> pa.Table | None:
@@ -87,14 +87,14 @@ def _squad(path: Path) -> pa.Table | None:
     try:
         for article in articles:
             for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    answers = asked.get("answers") or []
+                for question in paragraph["qas"]:
+                    answers = question.get("answers") or []
                     rows.append(
                         {
-                            "id": str(asked["id"]),
+                            "id": str(question["id"]),
                             "title": article.get("title", ""),
                             "context": paragraph["context"],
-                            "question": asked["question"],
+                            "question": question["question"],
                             "answers": {
                                 name: [answer[name] for answer in answers] for name in ("text", "answer_start")
                             },

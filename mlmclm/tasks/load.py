@@ -69,11 +69,11 @@ def _groups(task: Task, name: str, read: Read) -> pa.Array:
     """Return the number of each test example's group, int64 [rows]."""
     source = task.splits.test
     columns = read(source.queries if isinstance(source, Judged) else source, "test")
-    found = columns.plain(name).combine_chunks()
-    if found.null_count:
-        row = pa.compute.index(found.is_null(), True).as_py()
+    column = columns.plain(name).combine_chunks()
+    if column.null_count:
+        row = pa.compute.index(column.is_null(), True).as_py()
         raise UserError(f"{columns.where}: row {row}: it has no group, as {name} is null.")
-    return found.dictionary_encode().indices.cast(pa.int64())
+    return column.dictionary_encode().indices.cast(pa.int64())
 
 
 def _held(task: Task, table: pa.Table) -> Array:
@@ -94,9 +94,9 @@ def _held(task: Task, table: pa.Table) -> Array:
         group = table[splits.validation_group].combine_chunks().dictionary_encode().indices.to_numpy()
         counts = np.bincount(group)
         order = torch.randperm(len(counts), generator=generator).numpy()
-        wanted = np.cumsum(counts[order]) <= max(1, round(rows * splits.validation_fraction))
-        wanted[0] = True  # even if the first group alone exceeds the fraction: validation must not be empty
-        held = np.flatnonzero(np.isin(group, order[wanted]))
+        taken = np.cumsum(counts[order]) <= max(1, round(rows * splits.validation_fraction))
+        taken[0] = True  # even if the first group alone exceeds the fraction: validation must not be empty
+        held = np.flatnonzero(np.isin(group, order[taken]))
     mask = np.zeros(rows, dtype=bool)
     mask[held] = True
     if mask.all():

@@ -62,9 +62,9 @@ def look(
     """
     family = data.task.kind
     # Encode without truncation first, to measure the real lengths.
-    whole = settings.at_most(SAMPLE).model_copy(update={"max_length": WHOLE})
+    no_limit = settings.at_most(SAMPLE).model_copy(update={"max_length": WHOLE})
     lengths = {}
-    untruncated = family.encode(data, tokenizer, whole)
+    untruncated = family.encode(data, tokenizer, no_limit)
     for name, table in untruncated.items():
         for column in family.token_columns:
             if column in table.column_names and table.num_rows:
@@ -81,12 +81,12 @@ def look(
     shown = [family.show(row, data.label_names, tokenizer.decode) for row in encoded["train"].to_pylist()[:examples]]
     splits = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {name: family.label_counts(split, data.label_names) for name, split in splits.items()}
-    labels = {name: found for name, found in counts.items() if found}
+    labels = {name: count for name, count in counts.items() if count}
     rows = {"train": data.train.num_rows}
     for name in ("validation", "test"):
         rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
-    kept = family.regained(data, untruncated, whole)
-    regained = {split: {"regained": int(each.sum()), "of": len(each)} for split, each in kept.items()}
+    kept = family.regained(data, untruncated, no_limit)
+    regained = {split: {"regained": int(flags.sum()), "of": len(flags)} for split, flags in kept.items()}
     return TaskPreview(data.task.name, rows, labels, lengths, shown, regained)
 
 

@@ -11,7 +11,7 @@ from mlmclm.results.measures import Array, Measure
 
 
 class Metric(ABC):
-    """A score of a split. It is computed for the tasks whose `metric` names it, whose cells' keys then say its code."""
+    """A score of a split, computed for the tasks whose `metric` names it. Their cells' keys include its code."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -33,8 +33,8 @@ class Metric(ABC):
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return that a family has a score of this name, if one does: scores and keys would be those of either."""
-        taken = [family for family, own in KINDS["family"].items() if cls.name in own.metrics]
+        """Return the fault, if a family has a score of this name: scores and keys would be ambiguous."""
+        taken = [family for family, kind in KINDS["family"].items() if cls.name in kind.metrics]
         return [f"has the name of a score that {', '.join(taken)} has already"] if taken else []
 
 

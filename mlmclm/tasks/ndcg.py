@@ -1,4 +1,4 @@
-"""NDCG@10 as trec_eval and as the study define it, and what a random order or a fixed one reaches."""
+"""NDCG@10 as trec_eval and as the study define it, and the values that a random or a fixed order reaches."""
 
 from __future__ import annotations
 
@@ -90,22 +90,22 @@ def constant_order(query_ids: Sequence[str], document_ids: Sequence[str], qrels:
     """
     weight = dict.fromkeys(document_ids, 0.0)
     for query in query_ids:
-        own = qrels.get(query, {})
-        ideal = _ideal(list(own.values()))
+        grades = qrels.get(query, {})
+        ideal = _ideal(list(grades.values()))
         if ideal:
-            for document in own.keys() & weight.keys():
-                weight[document] += max(own[document], 0) / ideal
-    return np.argsort([-each for each in weight.values()], kind="stable")
+            for document in grades.keys() & weight.keys():
+                weight[document] += max(grades[document], 0) / ideal
+    return np.argsort([-value for value in weight.values()], kind="stable")
 
 
 def findable_grades(
     query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]], own: Array | None = None
 ) -> list[list[int]]:
-    """Return each query's grades of the documents that are there, without its `own` (`search`)."""
-    there = dict.fromkeys(document_ids, True)
+    """Return each query's grades of the judged documents in the corpus, without its `own` (`search`)."""
+    present = dict.fromkeys(document_ids, True)
     forbidden = [None if own is None or own[row] < 0 else document_ids[own[row]] for row in range(len(query_ids))]
     return [
-        [grade for document, grade in qrels.get(query, {}).items() if document in there and document != itself]
+        [grade for document, grade in qrels.get(query, {}).items() if document in present and document != itself]
         for query, itself in zip(query_ids, forbidden, strict=True)
     ]
 
@@ -124,10 +124,10 @@ def expected_ndcg(
     """
     expected = np.full(len(grades), np.nan)
     ranked = np.broadcast_to(documents, len(grades))
-    for row, (own, there) in enumerate(zip(grades, findable or grades, strict=True)):
-        ideal = _ideal(own)
+    for row, (judged, pool) in enumerate(zip(grades, findable or grades, strict=True)):
+        ideal = _ideal(judged)
         if ideal:
-            expected[row] = np.maximum(there, 0).sum() / max(ranked[row], 1) * DISCOUNTS[: ranked[row]].sum() / ideal
+            expected[row] = np.maximum(pool, 0).sum() / max(ranked[row], 1) * DISCOUNTS[: ranked[row]].sum() / ideal
     return expected
 
 
@@ -151,19 +151,19 @@ def expected_study_ndcg(
     cumulated = np.concatenate(([0.0], DISCOUNTS.cumsum()))
     expected = np.full(len(grades), np.nan)
     ranked = np.broadcast_to(judged, len(grades))
-    for row, (every, own) in enumerate(zip(grades, findable or grades, strict=True)):
-        if not any(grade > 0 for grade in every):
+    for row, (all_grades, pool) in enumerate(zip(grades, findable or grades, strict=True)):
+        if not any(grade > 0 for grade in all_grades):
             continue
-        found = min(int(ranked[row]), len(DISCOUNTS))
-        levels, counts = np.unique(np.maximum(own, 0), return_counts=True)
+        depth = min(int(ranked[row]), len(DISCOUNTS))
+        levels, counts = np.unique(np.maximum(pool, 0), return_counts=True)
         if not levels.any():
             expected[row] = 0.0
             continue
         # Documents that are judged for other queries only have grade 0 here.
-        levels, counts = np.append(0, levels)[::-1], np.append(ranked[row] - len(own), counts)[::-1]  # best first
-        taken = draw.multivariate_hypergeometric(counts, found, size=draws)  # [draws, levels]
+        levels, counts = np.append(0, levels)[::-1], np.append(ranked[row] - len(pool), counts)[::-1]  # best first
+        taken = draw.multivariate_hypergeometric(counts, depth, size=draws)  # [draws, levels]
         ends = cumulated[taken.cumsum(axis=1)]
         ideal = np.diff(ends, axis=1, prepend=0.0) @ levels
-        gain = taken @ levels / found * cumulated[found]  # mean over all orders of these documents
+        gain = taken @ levels / depth * cumulated[depth]  # mean over all orders of these documents
         expected[row] = np.divide(gain, ideal, out=np.zeros(draws), where=ideal > 0).mean()
     return expected

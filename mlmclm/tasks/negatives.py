@@ -35,36 +35,36 @@ def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: 
         ) from error
     encoded = table["positive"].combine_chunks().dictionary_encode()
     documents: list[str] = encoded.dictionary.to_pylist()
-    own: dict[str, set[int]] = {}
+    positives: dict[str, set[int]] = {}
     for query, number in zip(table["query"].to_pylist(), encoded.indices.to_pylist(), strict=True):
-        own.setdefault(query, set()).add(number)
+        positives.setdefault(query, set()).add(number)
     words_of = [_words(text) for text in documents]
     if not any(words_of):
         raise UserError(f"{where}: no positive has a word, so BM25 finds no negatives.")
     index = BM25()
     index.index(words_of, show_progress=False)
-    found: dict[str, list[str]] = {}
+    negatives: dict[str, list[str]] = {}
     with bars() as progress:
         for done, query in enumerate(queries.to_pylist(), 1):
-            if query not in found:
+            if query not in negatives:
                 words = _words(query)
                 scores = index.get_scores(words) if words else np.zeros(len(documents), np.float32)
-                found[query] = [documents[number] for number in _best(scores, own[query], most)]
+                negatives[query] = [documents[number] for number in _best(scores, positives[query], most)]
             if done % EVERY == 0:
                 progress("mining negatives", done, len(queries), "queries")
-    if not any(found.values()):
+    if not any(negatives.values()):
         raise UserError(f"{where}: BM25 finds no document that shares a word with a query and isn't its own positive.")
-    return [found[query] for query in queries.to_pylist()]
+    return [negatives[query] for query in queries.to_pylist()]
 
 
 def _words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def _best(scores: np.ndarray[tuple[int], np.dtype[np.float32]], own: set[int], most: int) -> list[int]:
+def _best(scores: np.ndarray[tuple[int], np.dtype[np.float32]], positives: set[int], most: int) -> list[int]:
     """Return the numbers of the best documents with a score above 0, without a query's own; ties by number."""
     scores = scores.copy()
-    scores[list(own)] = 0
+    scores[list(positives)] = 0
     # The score of place `most` is the same on every machine; which of its equals a partial sort returns is not.
     least = np.partition(scores, -most)[-most] if most < len(scores) else 0
     good = np.flatnonzero((scores >= least) & (scores > 0))

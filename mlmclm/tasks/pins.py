@@ -36,13 +36,13 @@ def check_pin(task: Task, fingerprint: str, store: Path) -> None:
             write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
             send_file(path)
         return
-    pinned = read_sealed(path, "Delete it: the data of now are then taken.")
+    pinned = read_sealed(path, "Delete it to accept the current data.")
     if pinned["fingerprint"] != fingerprint:
         raise UserError(
             f"task {task.name}: the data at {task.source} (revision {', '.join(branches)}) have changed since this store first read "
-            f"them on {pinned['read']}: their fingerprint was {pinned['fingerprint'][:12]} and is {fingerprint[:12]} now. To keep to the "
-            f"data of then, put a local copy of them under --data, or a commit into the task's 'revision'. To take those of now, delete {path}: "
-            "the task's cells are then computed anew."
+            f"them on {pinned['read']}: their fingerprint was {pinned['fingerprint'][:12]} and is {fingerprint[:12]} now. To keep the "
+            f"earlier data, put a local copy of them under --data, or a commit into the task's 'revision'. To accept the current data, delete {path}: "
+            "the task's cells are then computed again."
         )
 
 

@@ -1,4 +1,4 @@
-"""A cell's predictions for the test examples: as plain objects, as JSON lines for other tools, and whether all are alike."""
+"""A cell's predictions for the test examples: as plain objects, as JSON lines for other tools, and whether all are equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.family import family_of
 
 ALIKE = 1e-6
-"""Share of their size by which predicted numbers may differ and count as the same."""
+"""Relative difference up to which predicted numbers count as equal."""
 
 
 def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
 def _plain(value: Any, names: Sequence[str]) -> Any:
     """Return plain values, with label names, if there are any, in place of whole numbers."""
     if isinstance(value, np.ndarray | list):
-        return [_plain(each, names) for each in value]
+        return [_plain(item, names) for item in value]
     plain = value.item() if isinstance(value, np.generic) else value
     return names[plain] if names and type(plain) is int else plain
 

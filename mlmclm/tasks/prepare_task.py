@@ -72,14 +72,14 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
         _encode(data, tokenizer, settings, folder)
 
     stored.ensure(make, title=f"task {data.task.name}")
-    made = stored.open(settings)
-    check_vocabulary(made, tokenizer_folder)
-    if settings.pooling == "bos" and not made.starts:
+    prepared = stored.open(settings)
+    check_vocabulary(prepared, tokenizer_folder)
+    if settings.pooling == "bos" and not prepared.starts:
         raise UserError(
             f"pooling: bos: the tokenizer in {tokenizer_folder} puts no token before a text. Use pooling: mean or last."
         )
-    rehearse(data.task, made)
-    return made
+    rehearse(data.task, prepared)
+    return prepared
 
 
 def check_tokens(data: TaskData, tokenizer_folder: Path, settings: TaskSettings) -> None:
@@ -91,8 +91,8 @@ def check_tokens(data: TaskData, tokenizer_folder: Path, settings: TaskSettings)
 def _encode(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, folder: Path) -> None:
     """Tokenise checked data into a folder."""
     family = data.task.kind
-    own = settings.special_tokens == "tokenizer"
-    if own and not family.framed:
+    framed = settings.special_tokens == "tokenizer"
+    if framed and not family.framed:
         raise UserError(
             f"task {data.task.name}: special_tokens: tokenizer is not for {data.task.family}. Give the task special_tokens: end under "
             "per_task."
@@ -100,7 +100,7 @@ def _encode(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSe
     tables = family.encode(data, tokenizer, settings)
     if data.task.group is not None:
         tables[GROUP] = pa.table({GROUP: family.groups(data, settings)})
-    # Of pairs joined by a template, see `texts.encode_texts`.
+    # Only tables of pairs joined by a template have these columns (`texts.encode_texts`).
     pairs = [table for table in tables.values() if "recut" in table.column_names]
     lost, recut = (sum(pa.compute.sum(table[name]).as_py() or 0 for table in pairs) for name in ("lost", "recut"))
     if lost:
@@ -123,7 +123,7 @@ def _encode(data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSe
     facts = {
         "unanswerable": data.task.unanswerable,
         "recut": recut > 0,
-        "starts": own and bool(special_tokens(tokenizer)[0]),
+        "starts": framed and bool(special_tokens(tokenizer)[0]),
     }
     meta |= {name: True for name, value in facts.items() if value}
     write_json(folder / "meta.json", meta)
@@ -142,9 +142,9 @@ def find_or_prepare(
     Raises UserError if the raw data no longer match the fingerprint.
     """
     task = get_task(task) if isinstance(task, str) else task
-    there = find_tokens(task, task_data, tokenizer_folder, settings, store)
-    if there is not None:
-        return there
+    prepared = find_tokens(task, task_data, tokenizer_folder, settings, store)
+    if prepared is not None:
+        return prepared
     data = load_task(task, store=store, data_root=data_root)
     if data.fingerprint != task_data:
         raise UserError(
@@ -169,22 +169,22 @@ def find_task(
     A family or metric that is not built in is rehearsed.
 
     Args:
-        check: whether to raise then what `prepare_task` would, as far as a few examples show it.
+        check: whether to raise, if there is more to do, what `prepare_task` would, as far as a few examples show it.
     """
     generator = GENERATORS.find(task.source)
     # Loading the task would make the generator build the data.
     if generator is not None and generator.find(task.name, store) is None:
         return None
     data = load_task(task, store=store, data_root=data_root)
-    found = find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
-    if found is not None:
-        rehearse(task, found)
+    prepared = find_tokens(task, data.fingerprint, tokenizer_folder, settings, store)
+    if prepared is not None:
+        rehearse(task, prepared)
     elif needs_rehearsal(task):
         with TemporaryDirectory() as nowhere:
             prepare_data(data, tokenizer_folder, settings, Path(nowhere))
     elif check:
         check_tokens(data, tokenizer_folder, settings)
-    return found
+    return prepared
 
 
 def find_tokens(

@@ -97,7 +97,7 @@ class PreparedTask(ABC):
     task_data: str
     label_names: tuple[str, ...]
     settings: TaskSettings = field(compare=False)
-    """Those of training and of predictions may differ between tasks that share the data."""
+    """Tasks that share the data may differ in the settings of training and of predictions."""
     unanswerable: bool = False
     """Question answering: True if the empty answer can be correct."""
     recut: bool = False
@@ -219,8 +219,8 @@ class PreparedTask(ABC):
 
     def scores(self, examples: Examples, metric: str = "") -> dict[str, float]:
         """Compute the family's scores of a split, and those of added metrics that enter the task's `metric`."""
-        classes, numbers, known = len(self.label_names), numeric(examples), metrics_of(self.family)
-        added = {name: known[name].measure(numbers, classes) for name in metric_parts(metric) if name in known}
+        classes, numbers, metrics = len(self.label_names), numeric(examples), metrics_of(self.family)
+        added = {name: metrics[name].measure(numbers, classes) for name in metric_parts(metric) if name in metrics}
         return self.kind.scores(examples, classes) | {name: of_all(score, numbers) for name, score in added.items()}
 
 
@@ -242,8 +242,8 @@ class StoredPreparation(FolderArtifact):
         meta = read_json(self.folder / "meta.json")
         more = {name: meta.get(name, False) for name in ("unanswerable", "recut", "starts")}
         facts = meta["family"], meta["task_data"], tuple(meta["label_names"])
-        made: PreparedTask = FAMILIES[meta["family"]].prepared(self.key, self.folder, *facts, settings, **more)
-        return made
+        prepared: PreparedTask = FAMILIES[meta["family"]].prepared(self.key, self.folder, *facts, settings, **more)
+        return prepared
 
 
 def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSettings) -> str:
@@ -261,11 +261,11 @@ def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
 def check_ids(ids: pa.ChunkedArray, tokenizer_folder: Path) -> None:
     """Raise UserError for a token id that the model in the folder, if there is one, doesn't know."""
     config = tokenizer_folder / "config.json"
-    known = read_json(config).get("vocab_size") if config.is_file() else None
-    largest = None if known is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()
-    if largest is not None and largest >= known:
+    size = read_json(config).get("vocab_size") if config.is_file() else None
+    largest = None if size is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()
+    if largest is not None and largest >= size:
         raise UserError(
-            f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {known} "
+            f"{tokenizer_folder}: the tokenizer gives the id {largest}, and the model's vocabulary has {size} "
             "(vocab_size of config.json). Is it another model's tokenizer?"
         )
 
@@ -292,12 +292,12 @@ def objects(rows: Sequence[Any]) -> Array:
 
 
 def _numeric_columns(table: pa.Table) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for column in table.schema:
         inner = column.type
         while pa.types.is_list(inner):
             inner = inner.value_type
         if pa.types.is_primitive(inner):
             lists = pa.types.is_list(column.type)
-            found[column.name] = Lists.of(table, column.name) if lists else table[column.name].to_numpy()
-    return found
+            columns[column.name] = Lists.of(table, column.name) if lists else table[column.name].to_numpy()
+    return columns

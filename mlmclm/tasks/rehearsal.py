@@ -1,6 +1,6 @@
-"""A rehearsal of a family or a metric that is not built in: what later steps ask of it is asked before anything is computed.
+"""Rehearsal of a family or metric that is not built in: it is called as later steps will, before anything is computed.
 
-A head that is not trained predicts the test split from random states in place of an encoder's, which takes little time.
+An untrained head predicts the test split from random states in place of an encoder's, which takes little time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _added(task: Task) -> list[str]:
 
 
 def rehearse(task: Task, prepared: PreparedTask) -> None:
-    """Let the task's family and metrics do once what cells, reports and files of predictions ask of them.
+    """Call the task's family and metrics once, as cells, reports and files of predictions do.
 
     Raises:
         UserError: they fail, or return something else than later steps need.
@@ -52,9 +52,9 @@ def rehearse(task: Task, prepared: PreparedTask) -> None:
         for part in _parts(task, prepared):  # noqa: B007  # which one fails is said below
             pass
     except Exception as error:  # whatever the other code raises
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         whose = " and ".join([FAMILIES.described(task.family), *map(METRICS.described, _added(task))])
-        raise UserError(f"task {task.name}, of {whose}: {part}: {said}") from error
+        raise UserError(f"task {task.name}, of {whose}: {part}: {reason}") from error
 
 
 def _parts(task: Task, prepared: PreparedTask) -> Iterator[str]:

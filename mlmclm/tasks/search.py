@@ -65,18 +65,18 @@ def search(
         own: number of a document that a query must not find, int [queries], -1 for none. Where too few others are left,
             it fills the last place with a score of -inf.
     """
-    asked = torch.from_numpy(np.stack(queries))  # [Q, width]
-    best = [_Best(ranking, len(asked), count, asked.dtype) for ranking in rankings]
+    vectors = torch.from_numpy(np.stack(queries))  # [Q, width]
+    best = [_Best(ranking, len(vectors), count, vectors.dtype) for ranking in rankings]
     for columns in _parts(len(documents), documents_at_once):
         part = torch.from_numpy(np.stack(documents[columns])).t()  # [width, D]
-        for rows in _parts(len(asked), queries_at_once):
-            scores = asked[rows] @ part  # [Q', D]
+        for rows in _parts(len(vectors), queries_at_once):
+            scores = vectors[rows] @ part  # [Q', D]
             if own is not None:
-                there = np.flatnonzero((own[rows] >= columns.start) & (own[rows] < columns.stop))
-                scores[there, own[rows][there] - columns.start] = -torch.inf
-            for each in best:
-                each.add(rows, columns, scores)
-    return [BestDocuments(each.documents, each.scores.numpy()) for each in best]
+                forbidden = np.flatnonzero((own[rows] >= columns.start) & (own[rows] < columns.stop))
+                scores[forbidden, own[rows][forbidden] - columns.start] = -torch.inf
+            for top in best:
+                top.add(rows, columns, scores)
+    return [BestDocuments(top.documents, top.scores.numpy()) for top in best]
 
 
 def _parts(length: int, most: int) -> Iterator[slice]:
@@ -109,24 +109,24 @@ class _Best:
         count = self.scores.shape[1]
         if not count or not len(documents):
             return
-        every = torch.cat((self.scores[rows], scores), 1)  # [Q', count + D']
-        least = every.topk(count).values[:, -1:]
+        merged = torch.cat((self.scores[rows], scores), 1)  # [Q', count + D']
+        threshold = merged.topk(count).values[:, -1:]
         # topk breaks ties arbitrarily, so it only gives the threshold. Keep all that tie with it, and sort them below.
-        wanted = every >= least
-        if int(wanted.sum()) > MANY * count * len(every):
-            # Of the new documents that tie with the last one, the first `count` by the ranking are enough.
+        keep = merged >= threshold
+        if int(keep.sum()) > MANY * count * len(merged):
+            # Among the new documents that tie with the last one, the first `count` by the ranking are enough.
             ranked = torch.from_numpy(np.argsort(self.ranking.places[documents]))
-            tied = (scores == least)[:, ranked]
-            wanted[:, count + ranked] &= ~(tied & (tied.cumsum(1, dtype=torch.int32) > count))
+            tied = (scores == threshold)[:, ranked]
+            keep[:, count + ranked] &= ~(tied & (tied.cumsum(1, dtype=torch.int32) > count))
         # Candidates in order of rows, at least `count` in each.
-        row, column = (index.numpy() for index in wanted.nonzero(as_tuple=True))
-        found, new = every.numpy()[row, column], column >= count
+        row, column = (index.numpy() for index in keep.nonzero(as_tuple=True))
+        score, new = merged.numpy()[row, column], column >= count
         number = np.empty(len(row), np.int64)
         number[new] = documents[column[new] - count]
         number[~new] = self.documents[rows][row[~new], column[~new]]
         # The last key of lexsort is the primary one: by row, then falling score, then place.
-        order = np.lexsort((self.ranking.places[number], -found, row))
-        first = np.searchsorted(row, np.arange(len(every)))
+        order = np.lexsort((self.ranking.places[number], -score, row))
+        first = np.searchsorted(row, np.arange(len(merged)))
         kept = order[first[:, None] + np.arange(count)]  # [Q', count]
-        self.scores[rows] = torch.from_numpy(found[kept])
+        self.scores[rows] = torch.from_numpy(score[kept])
         self.documents[rows] = number[kept]

@@ -58,13 +58,13 @@ class TaskSettings(Frozen):
 
     @model_validator(mode="after")
     def _form_fits(self) -> TaskSettings:
-        own = self.special_tokens == "tokenizer"
-        if self.pooling == "bos" and not own:
+        framed = self.special_tokens == "tokenizer"
+        if self.pooling == "bos" and not framed:
             raise ValueError(
                 "pooling bos: with special_tokens end a sequence begins with its text, and no token is there to pool; "
                 "use special_tokens: tokenizer, or pooling mean or last"
             )
-        if self.pair_truncation == "joined" and own:
+        if self.pair_truncation == "joined" and framed:
             raise ValueError("pair_truncation joined: special_tokens tokenizer joins no texts; leave it out")
         return self
 

@@ -35,7 +35,7 @@ def reader(
         kept = GeneratedTask(store, task.folder)
         if not kept.find(title=f"task {task.name}"):
             raise UserError(
-                f"task {task.name}: {store} has its rows no more; give the data file to `mlmclm init --data`."
+                f"task {task.name}: {store} no longer has its rows; give the data file to `mlmclm init --data`."
             )
         return partial(_read_local, task, kept.folder), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
@@ -74,8 +74,8 @@ def hub_data(task: Task) -> dict[str, str]:
 
 def hub_source(name: str, revision: str | None, config_name: str | None) -> dict[str, str]:
     """Return a data set of the Hub as `load_dataset` takes it: `path`, `revision` and `config_name`, as far as they are known."""
-    found = {"path": name, "revision": revision, "config_name": config_name}
-    return {key: value for key, value in found.items() if value}
+    fields = {"path": name, "revision": revision, "config_name": config_name}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) -> Columns:
@@ -84,7 +84,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
     split = part.file or part.split
     names = [split]
     if split.startswith("validation"):  # GLUE's `dev` and `dev_matched`, for example
-        names += [split.replace("validation", other, 1) for other in ("dev", "valid", "val")]
+        names += [split.replace("validation", alias, 1) for alias in ("dev", "valid", "val")]
     if split.startswith("qrels"):
         names.append(f"qrels/{part.split}")  # BEIR's layout: qrels/test.tsv
     inner = (part.config_name or task.config_name, task.data_dir)
@@ -158,8 +158,8 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: st
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise repository.trouble(error) from error
     except (ValueError, RuntimeError) as error:
-        said = listed(error, config_name, split)
-        raise UserError(f"task {task.name}: {where}, split {split!r}: {said} Or {instead[3:]}.") from error
+        reason = listed(error, config_name, split)
+        raise UserError(f"task {task.name}: {where}, split {split!r}: {reason} Or {instead[3:]}.") from error
     table = data.with_format("arrow")[:]
     names = class_names(data.features.arrow_schema.metadata)
     return Columns(task, name, table.replace_schema_metadata(None), f"{where} split {split}", names, part.columns)

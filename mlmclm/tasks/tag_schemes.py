@@ -38,13 +38,13 @@ def _iobes(letter: str, kind: str | None) -> str:
 
 def is_iob1(sentences: Iterable[Sequence[str]]) -> bool:
     """Return whether tags are IOB1: an entity begins with I-, and none begins with B- where IOB1 has I-."""
-    found = False
+    begun = False
     for tags in sentences:
         for before, tag in _pairs(tags):
             if tag[:2] == "B-" and before[2:] != tag[2:]:
                 return False
-            found = found or _begins(before, tag)
-    return found
+            begun = begun or _begins(before, tag)
+    return begun
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

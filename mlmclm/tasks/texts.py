@@ -56,17 +56,17 @@ def encode_texts(
         pairs in the tokenizer's own form `token_types`, if these tell parts of a pair apart.
 
     Raises:
-        UserError: the tokenizer lacks a required token, gives a pair in the other order, or the limit leaves no room for the
-            texts.
+        UserError: the tokenizer lacks a required token or puts a pair's second text first, or the limit leaves no room for
+            the texts.
     """
     if settings.special_tokens == "tokenizer":
         _check_special_tokens(tokenizer, pairs=seconds is not None)
         tokenizer.truncation_side = "right"
         options = {"return_token_type_ids": True, "return_attention_mask": False}
-        found = tokenizer(texts, seconds, truncation="longest_first", max_length=settings.max_length, **options)
-        columns = {"input_ids": int_lists(found["input_ids"])}
+        encoded = tokenizer(texts, seconds, truncation="longest_first", max_length=settings.max_length, **options)
+        columns = {"input_ids": int_lists(encoded["input_ids"])}
         if seconds is not None and _has_types(tokenizer):
-            columns["token_types"] = int_lists(found["token_type_ids"])
+            columns["token_types"] = int_lists(encoded["token_type_ids"])
         return columns
     end = ending(tokenizer)
     if seconds is None or template is None:
@@ -121,14 +121,14 @@ def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) ->
     """
     first, second = template.index(FIRST), template.index(SECOND)
     # `_joined` replaces {text_pair} after {text}, so also in a first text that contains it.
-    size, other = len(pair[0].replace(SECOND, pair[1])), len(pair[1])
+    first_size, second_size = len(pair[0].replace(SECOND, pair[1])), len(pair[1])
     if first < second:
-        second += size - len(FIRST)
+        second += first_size - len(FIRST)
     else:
-        first += other - len(SECOND)
+        first += second_size - len(SECOND)
     owner = np.full(len(last), -1)
-    owner[(last >= first) & (last < first + size)] = 0
-    owner[(last >= second) & (last < second + other)] = 1
+    owner[(last >= first) & (last < first + first_size)] = 0
+    owner[(last >= second) & (last < second + second_size)] = 1
     return owner
 
 
@@ -199,26 +199,26 @@ def token_spans(
     if processor is not None and b'"trim_offsets":true' in processor.__getstate__():
         try:
             backend.post_processor = processors.Sequence([])
-            untrimmed = [each.offsets for each in backend.encode_batch(texts, add_special_tokens=False)]
+            untrimmed = [encoding.offsets for encoding in backend.encode_batch(texts, add_special_tokens=False)]
         finally:
             backend.post_processor = processor
-    return encoded["input_ids"], [_whole(*each) for each in zip(texts, trimmed, untrimmed, strict=True)]
+    return encoded["input_ids"], [_restored(*row) for row in zip(texts, trimmed, untrimmed, strict=True)]
 
 
-def _whole(
+def _restored(
     text: str, trimmed: Sequence[tuple[int, int]], untrimmed: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Return trimmed spans with the letters and the marks that they lack."""
     if trimmed is untrimmed and text.isascii():
         return list(trimmed)
-    own, whole = (np.array(spans, dtype=np.int64).reshape(-1, 2) for spans in (trimmed, untrimmed))
+    inner, outer = (np.array(spans, dtype=np.int64).reshape(-1, 2) for spans in (trimmed, untrimmed))
     solid = np.cumsum([0, *(not character.isspace() for character in text)])  # such characters before each position
-    cut = solid[own[:, 1]] - solid[own[:, 0]] < solid[whole[:, 1]] - solid[whole[:, 0]]
-    spans = np.where(cut[:, None], whole, own)
+    cut = solid[inner[:, 1]] - solid[inner[:, 0]] < solid[outer[:, 1]] - solid[outer[:, 0]]
+    spans = np.where(cut[:, None], outer, inner)
     if not text.isascii():
         covered = np.zeros(len(text) + 1, dtype=np.int64)
-        np.add.at(covered, whole[:, 0], 1)
-        np.add.at(covered, whole[:, 1], -1)
+        np.add.at(covered, outer[:, 0], 1)
+        np.add.at(covered, outer[:, 1], -1)
         lost = np.array([MARK.match(character) is not None for character in text], dtype=bool)
         lost &= np.cumsum(covered)[:-1] == 0
         for place in np.flatnonzero(lost).tolist():

@@ -79,7 +79,7 @@ def test_rows_that_a_store_keeps_under_a_key_are_still_read(tmp_path: Path) -> N
         (folder / "meta.json").write_text("{}")
 
     kept = task.task.model_copy(update={"source": "store", "folder": "0123456789abcdef"})
-    with pytest.raises(UserError, match="has its rows no more"):
+    with pytest.raises(UserError, match="no longer has its rows"):
         load_task(kept, store=tmp_path / "store", data_root=None)
     GeneratedTask(tmp_path / "store", "0123456789abcdef").ensure(fill, title="task data")
     assert len(load_task(kept, store=tmp_path / "store", data_root=None).train) == task.tables["train"].num_rows

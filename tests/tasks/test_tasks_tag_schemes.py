@@ -142,7 +142,7 @@ def test_a_mix_of_schemes_and_numbers_without_names_are_refused_unless_words_alo
         "splits": {"train": "train", "validation_fraction": 0.2, "test": "test"},
     }  # fmt: skip
     for tags, message in (
-        (("B-PER", "MISC"), r"There are O, B-PER, MISC\. Give tags of one scheme"),
+        (("B-PER", "MISC"), r"The tags are O, B-PER, MISC\. Give tags of one scheme"),
         ("17", "numbers without names"),
     ):
         text = "\n\n".join(f"Anna {tags[0]}\nleft {'O' if tags != '17' else 0}\nP{n} {tags[1]}" for n in range(20))

@@ -49,7 +49,7 @@ WINDOWS = pa.schema(
 )
 """Columns of a split's table: one row per window."""
 GUESSES, MOST_ROUNDS = 20_000, 20
-"""Number of random answers to all test questions that the chance level is based on, and the most to one question."""
+"""Number of random answers for the chance level, over all test questions, and the maximum per question."""
 QUESTION = "Question: {question}\nContext:"
 """The study's prompt template; the passage follows after a space."""
 
@@ -102,10 +102,10 @@ class AnsweringTask(PreparedTask):
         import torch.nn.functional as functional
 
         start, end = self._logits(head, hidden, packing, targets["passage"])
-        wanted_start, wanted_end = (
+        start_target, end_target = (
             torch.from_numpy(targets[name]).to(start.device).long() for name in ("start", "end")
         )
-        return (functional.cross_entropy(start, wanted_start) + functional.cross_entropy(end, wanted_end)) / 2
+        return (functional.cross_entropy(start, start_target) + functional.cross_entropy(end, end_target)) / 2
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
         """Find each window's best span, float64 [3]: score, first token, last token.
@@ -131,8 +131,8 @@ class AnsweringTask(PreparedTask):
         begins = torch.from_numpy(passage).to(start.device)
         columns = [score, first - begins, last - begins, *([none] if self.unanswerable else [])]
         # float64 holds both the fp32 scores and the token numbers exactly.
-        found = torch.stack([column.double() for column in columns], dim=1)
-        return list(found.cpu().numpy())
+        spans = torch.stack([column.double() for column in columns], dim=1)
+        return list(spans.cpu().numpy())
 
     def spans(self, split: str, predictions: Sequence[Array]) -> list[tuple[int, int, int] | None]:
         """Return each example's best span over its windows; None for the empty answer.
@@ -199,15 +199,15 @@ class AnsweringTask(PreparedTask):
         table, (contexts, *_) = self.columns["test"], self._examples["test"]
         starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
         chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))
-        found = [(-1.0, 0, 0)] * len(table["example"])
+        predictions = [(-1.0, 0, 0)] * len(table["example"])
         for window in chosen.tolist():
             context, first = contexts[table["example"][window]], table["first"][window]
             words = [place for place, at in enumerate(first) if at == 0 or context[at - 1].isspace()] or [0]
             word = int(draw.integers(len(words)))
             after = word + int(draw.integers(1, 5))
             last = words[after] - 1 if after < len(words) else len(first) - 1
-            found[window] = (1.0, words[word], last)
-        return found
+            predictions[window] = (1.0, words[word], last)
+        return predictions
 
 
 class QuestionAnswering(Family):
@@ -237,11 +237,11 @@ class QuestionAnswering(Family):
         kind = column.type
         if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
             contexts = columns.typed("context", pa.string()).to_pylist()
-            found = [
+            answers = [
                 {"text": texts, "answer_start": [(context or "").find(text or "") for text in texts or ()]}
                 for context, texts in zip(contexts, column.to_pylist(), strict=True)
             ]
-            return pa.array(found, ANSWERS)
+            return pa.array(answers, ANSWERS)
         if not pa.types.is_struct(kind) or {"text", "answer_start"} - {field.name for field in kind}:
             raise UserError(
                 f"{columns.where}: the column {columns.task.column(name)!r} must hold {{text, answer_start}}, it holds {kind}."
@@ -266,8 +266,8 @@ class QuestionAnswering(Family):
                 )
             for text, start in zip(texts, starts, strict=True):
                 if not text or context[max(start, 0) : max(start, 0) + len(text)] != text or start < 0:
-                    found = context.find(text) if text else -1
-                    hint = f"it is at {found}" if found >= 0 else "it isn't in the context at all"
+                    position = context.find(text) if text else -1
+                    hint = f"it is at {position}" if position >= 0 else "it isn't in the context at all"
                     raise UserError(
                         f"{place}: the answer {text[:60]!r} is not at character {start} of the context; {hint}."
                     )
@@ -296,7 +296,7 @@ class QuestionAnswering(Family):
     @classmethod
     def regained(cls, data: TaskData, encoded: Mapping[str, pa.Table], settings: TaskSettings) -> dict[str, Array]:
         """Return whether the text of each answered question's target tokens is an exact match."""
-        found = {}
+        by_split = {}
         for split, table in limited_splits(data, settings).items():
             right = []
             for row, example in zip(encoded[split].to_pylist(), table.to_pylist(), strict=True):
@@ -305,8 +305,8 @@ class QuestionAnswering(Family):
                     first, last = (row[name] - row["passage"] for name in ("start", "end"))
                     text = "" if none else example["context"][row["first"][first] : row["last"][last]]
                     right.append(exact_match(text, texts))
-            found[split] = np.array(right, dtype=bool)
-        return found
+            by_split[split] = np.array(right, dtype=bool)
+        return by_split
 
     @classmethod
     def overlong(cls, table: pa.Table, column: str, settings: TaskSettings) -> Array:

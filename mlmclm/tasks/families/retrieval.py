@@ -64,7 +64,7 @@ class _Evaluation:
     queries: list[str]
     documents: list[str]
     qrels: dict[str, dict[str, int]]
-    own: Array | None
+    skip: Array | None
     """Number of the document that each query must not find, int [queries], -1 for none; None if no query has one."""
 
 
@@ -100,8 +100,8 @@ class RetrievalTask(PreparedTask):
 
     @property
     def distinct(self) -> Lists | None:
-        wanted = self.settings.distinct_batches or self._negatives is not None
-        return self._texts if wanted else None
+        needed = self.settings.distinct_batches or self._negatives is not None
+        return self._texts if needed else None
 
     @cached_property
     def _evaluation(self) -> dict[str, _Evaluation]:
@@ -112,13 +112,13 @@ class RetrievalTask(PreparedTask):
             qrels: dict[str, dict[str, int]] = {}
             for row in self.table(f"{split}_qrels").to_pylist():
                 qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = int(row["score"])
-            names, count, own = table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), None
+            names, count, skip = table["id"].to_pylist(), int(table["is_query"].to_numpy().sum()), None
             queries, documents = names[:count], names[count:]
             if OWN in table.column_names:
                 numbers = {document: number for number, document in enumerate(documents)}
                 itself = table[OWN].to_pylist()
-                own = np.array([numbers.get(query, -1) if itself[row] else -1 for row, query in enumerate(queries)])
-            splits[split] = _Evaluation(queries, documents, qrels, own)
+                skip = np.array([numbers.get(query, -1) if itself[row] else -1 for row, query in enumerate(queries)])
+            splits[split] = _Evaluation(queries, documents, qrels, skip)
         return splits
 
     def batch(self, rows: Array) -> Batch:
@@ -129,8 +129,8 @@ class RetrievalTask(PreparedTask):
         negatives, ends = self._negatives or (queries, np.zeros(len(queries) + 1, dtype=np.int64))
         sequences += [negatives[number] for row in rows for number in range(ends[row], ends[row + 1])]
         texts = [self._texts[row] for row in rows]
-        own = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
-        return Batch(sequences, {"documents": np.concatenate(own), "queries": np.array([row[0] for row in texts])})
+        parts = [np.array([row[1] for row in texts]), *(row[2:] for row in texts)]
+        return Batch(sequences, {"documents": np.concatenate(parts), "queries": np.array([row[0] for row in texts])})
 
     def head(self, hidden: int, linear: Linear) -> nn.Module:
         """Return an identity: retrieval has no parameters beyond the encoder's."""
@@ -170,15 +170,15 @@ class RetrievalTask(PreparedTask):
             cosines = queries @ documents.t() / self.settings.temperature  # [B, B + negatives]
         # A document that occurs twice in the batch must not be a negative of its own query.
         positive = candidates[:size, None] == candidates[None, :]
-        asked = targets.get("queries", np.arange(size))
-        if len(np.unique(asked)) < size:  # nor must another positive of a query that occurs twice
-            positive |= (asked[:, None] == asked[None, :]) @ positive
+        query_numbers = targets.get("queries", np.arange(size))
+        if len(np.unique(query_numbers)) < size:  # nor must another positive of a query that occurs twice
+            positive |= (query_numbers[:, None] == query_numbers[None, :]) @ positive
         np.fill_diagonal(positive, False)
         cosines = cosines.masked_fill(torch.from_numpy(positive).to(cosines.device), float("-inf"))
-        wanted = torch.arange(size, device=cosines.device)
-        loss = functional.cross_entropy(cosines, wanted)
+        diagonal = torch.arange(size, device=cosines.device)
+        loss = functional.cross_entropy(cosines, diagonal)
         if self.settings.symmetric:
-            loss = (loss + functional.cross_entropy(cosines[:, :size].t(), wanted)) / 2
+            loss = (loss + functional.cross_entropy(cosines[:, :size].t(), diagonal)) / 2
         return loss
 
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
@@ -187,47 +187,43 @@ class RetrievalTask(PreparedTask):
     def examples(self, split: str, predictions: Sequence[Array]) -> Examples:
         from mlmclm.tasks.search import search
 
-        known = self._evaluation[split]
-        asked, documents, qrels = known.queries, known.documents, known.qrels
-        ranked = rankings(asked, documents, qrels)
-        vectors = predictions[: len(asked)], predictions[len(asked) :]
-        every, judged = search(*vectors, ranked, DEPTH, own=known.own)
-        found = np.isfinite(every.scores)
+        evaluation = self._evaluation[split]
+        queries, documents, qrels = evaluation.queries, evaluation.documents, evaluation.qrels
+        ranked = rankings(queries, documents, qrels)
+        vectors = predictions[: len(queries)], predictions[len(queries) :]
+        best, judged = search(*vectors, ranked, DEPTH, own=evaluation.skip)
+        finite = np.isfinite(best.scores)
         return {
-            "ndcg@10": ndcg_at_10(asked, documents, every, qrels),
-            "study.ndcg@10": study_ndcg_at_10(asked, documents, judged, qrels),
-            "id": objects(asked),
+            "ndcg@10": ndcg_at_10(queries, documents, best, qrels),
+            "study.ndcg@10": study_ndcg_at_10(queries, documents, judged, qrels),
+            "id": objects(queries),
             "documents": objects(
-                [
-                    [documents[number] for number in row[there]]
-                    for row, there in zip(every.documents, found, strict=True)
-                ]
+                [[documents[number] for number in row[keep]] for row, keep in zip(best.documents, finite, strict=True)]
             ),
             "document_scores": objects(
-                [row[there] for row, there in zip(every.scores.astype(np.float32), found, strict=True)]
+                [row[keep] for row, keep in zip(best.scores.astype(np.float32), finite, strict=True)]
             ),
         }
 
     def blind(self) -> Iterator[tuple[str, Examples]]:
-        known = self._evaluation["test"]
-        grades = [list(known.qrels.get(query, {}).values()) for query in known.queries]
-        findable = findable_grades(known.queries, known.documents, known.qrels, known.own)
-        judged = np.asarray(rankings(known.queries, known.documents, known.qrels)[1].searched, dtype=bool)
-        own = np.full(len(grades), -1) if known.own is None else known.own
-        everywhere = np.ones(len(known.documents), dtype=np.int64)
-        counts = everywhere if judged is None else judged
-        ranked = [each.sum() - (own >= 0) * each[own] for each in (everywhere, counts)]
-        every, study = expected_ndcg(grades, ranked[0], findable), expected_study_ndcg(grades, ranked[1], findable)
-        yield "any order", {"ndcg@10": every, "study.ndcg@10": study}
-        yield "the same order for every query", self._ranked_alike("test")
+        test = self._evaluation["test"]
+        grades = [list(test.qrels.get(query, {}).values()) for query in test.queries]
+        findable = findable_grades(test.queries, test.documents, test.qrels, test.skip)
+        judged = np.asarray(rankings(test.queries, test.documents, test.qrels)[1].searched, dtype=bool)
+        skip = np.full(len(grades), -1) if test.skip is None else test.skip
+        everywhere = np.ones(len(test.documents), dtype=np.int64)
+        ranked = [searched.sum() - (skip >= 0) * searched[skip] for searched in (everywhere, judged)]
+        usual, study = expected_ndcg(grades, ranked[0], findable), expected_study_ndcg(grades, ranked[1], findable)
+        yield "any order", {"ndcg@10": usual, "study.ndcg@10": study}
+        yield "the same order for every query", self._ranked_alike()
 
-    def _ranked_alike(self, split: str) -> Examples:
-        """Return the columns of `examples` if all queries get the documents in the order of `constant_order`."""
-        known = self._evaluation[split]
-        order = constant_order(known.queries, known.documents, known.qrels)
+    def _ranked_alike(self) -> Examples:
+        """Return the test examples if all queries get the documents in the order of `constant_order`."""
+        test = self._evaluation["test"]
+        order = constant_order(test.queries, test.documents, test.qrels)
         vectors = np.zeros((len(order), 1), np.float64)
         vectors[order, 0] = np.arange(len(order), 0, -1)
-        return self.examples(split, [*np.ones((len(known.queries), 1)), *vectors])
+        return self.examples("test", [*np.ones((len(test.queries), 1)), *vectors])
 
 
 class Retrieval(Family):
@@ -269,8 +265,8 @@ class Retrieval(Family):
         if "negative" not in columns.task.columns:
             return table
         one = not pa.types.is_nested(columns.plain("negative").type)
-        found = columns.typed("negative", pa.string() if one else pa.list_(pa.string()))
-        texts = [[text] for text in found.to_pylist()] if one else found.to_pylist()
+        column = columns.typed("negative", pa.string() if one else pa.list_(pa.string()))
+        texts = [[text] for text in column.to_pylist()] if one else column.to_pylist()
         for row, (positive, negatives) in enumerate(zip(table["positive"].to_pylist(), texts, strict=True)):
             if negatives is None or None in negatives:
                 raise UserError(f"{columns.where}: row {row}: negative is null.")
@@ -301,8 +297,8 @@ class Retrieval(Family):
         """Divide the queries and their judgements; both parts search all documents."""
         parts = []
         for queries in super().divided(split.queries, held):
-            own = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
-            parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(own)))
+            mask = pa.compute.is_in(split.qrels["query_id"], queries["id"].combine_chunks())
+            parts.append(RetrievalSet(queries, split.corpus, split.qrels.filter(mask)))
         return parts[0], parts[1]
 
     @classmethod
@@ -351,9 +347,9 @@ class Retrieval(Family):
             )
             is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
             names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
-            own = {OWN: [*kept.queries[OWN].to_pylist(), *[False] * kept.corpus.num_rows]} if _has_own(kept) else {}
+            extra = {OWN: [*kept.queries[OWN].to_pylist(), *[False] * kept.corpus.num_rows]} if _has_own(kept) else {}
             tables[split] = pa.table(
-                {"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query, **own}
+                {"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query, **extra}
             )
             tables[f"{split}_qrels"] = kept.qrels
         return tables
@@ -396,8 +392,8 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
     def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
         columns = read(getattr(source, part), f"{split} {part}")
         kinds = [pa.float64() if name == "score" else pa.string() for name in names]
-        found = {name: columns.typed(name, kind) for name, kind in zip(names, kinds, strict=True)}
-        return columns, pa.table(found)
+        values = {name: columns.typed(name, kind) for name, kind in zip(names, kinds, strict=True)}
+        return columns, pa.table(values)
 
     _, queries = table("queries", "id", "text")
     columns, corpus = table("corpus", "id", "text")
@@ -410,9 +406,9 @@ def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
     where = f"task {task.name}, {split}"
     judged = RetrievalSet(_once(f"{where} queries", queries), _once(f"{where} corpus", corpus), qrels)
     _check(where, judged)
-    judged = _known(where, judged)
-    own = _own_documents(task, where, judged, plain)
-    return replace(judged, queries=judged.queries.append_column(OWN, pa.array(own))) if any(own) else judged
+    judged = _without_absent(where, judged)
+    skip = _own_documents(task, where, judged, plain)
+    return replace(judged, queries=judged.queries.append_column(OWN, pa.array(skip))) if any(skip) else judged
 
 
 def _own_documents(task: Task, where: str, judged: RetrievalSet, corpus: pa.Table) -> list[bool]:
@@ -426,68 +422,68 @@ def _own_documents(task: Task, where: str, judged: RetrievalSet, corpus: pa.Tabl
     texts = dict(zip(shared["id"].to_pylist(), shared["text"].to_pylist(), strict=True))
     same = [query in texts for query, _ in rows]
     if task.ignore_identical_ids is not None or not any(same):
-        return [each and bool(task.ignore_identical_ids) for each in same]
-    wanted = set(_relevant(judged.qrels, to_itself=True)["query_id"].to_pylist())
-    own = [query not in wanted and texts.get(query) == text for query, text in rows]
+        return [itself and bool(task.ignore_identical_ids) for itself in same]
+    self_relevant = set(_relevant(judged.qrels, to_itself=True)["query_id"].to_pylist())
+    skip = [query not in self_relevant and texts.get(query) == text for query, text in rows]
     left = "are documents of the corpus, by id and text, which they are not to find"
     kept = "have a document's id and another text, or are judged relevant to themselves, and may find it"
-    numbers = {left: sum(own), kept: sum(same) - sum(own)}
-    said = "; ".join(f"{number:,} of {len(rows):,} queries {what}" for what, number in numbers.items() if number)
-    say_once(f"{where}: {said} (ignore_identical_ids: true, or false, in the declaration decides for all).")
-    return own
+    numbers = {left: sum(skip), kept: sum(same) - sum(skip)}
+    counts = "; ".join(f"{number:,} of {len(rows):,} queries {what}" for what, number in numbers.items() if number)
+    say_once(f"{where}: {counts} (ignore_identical_ids: true, or false, in the declaration decides for all).")
+    return skip
 
 
 def _relevant(qrels: pa.Table, *, to_itself: bool = False) -> pa.Table:
     """Return the judgements above 0, of all documents or only of those with the query's id."""
-    found = qrels.filter(pa.compute.greater(qrels["score"], 0))
-    return found.filter(pa.compute.equal(found["query_id"], found["corpus_id"])) if to_itself else found
+    relevant = qrels.filter(pa.compute.greater(qrels["score"], 0))
+    return relevant.filter(pa.compute.equal(relevant["query_id"], relevant["corpus_id"])) if to_itself else relevant
 
 
-def _known(where: str, judged: RetrievalSet) -> RetrievalSet:
+def _without_absent(where: str, judged: RetrievalSet) -> RetrievalSet:
     """Return the set with the judgements of its queries, and say how many judgements are of absent texts.
 
     As in trec_eval, an absent document counts as not retrieved, and an absent query is not evaluated.
 
     Raises:
-        UserError: no judged query, or no document that is judged relevant, is there.
+        UserError: no query or no document of a judgement above 0 is in the set.
     """
     qrels = judged.qrels
-    asked = pa.compute.is_in(qrels["query_id"], judged.queries["id"].combine_chunks())
-    there = qrels.filter(asked)
-    relevant = _relevant(there)
-    found = pa.compute.is_in(relevant["corpus_id"], judged.corpus["id"].combine_chunks())
-    for column, part, any_there in (
+    has_query = pa.compute.is_in(qrels["query_id"], judged.queries["id"].combine_chunks())
+    kept = qrels.filter(has_query)
+    relevant = _relevant(kept)
+    retrievable = pa.compute.is_in(relevant["corpus_id"], judged.corpus["id"].combine_chunks())
+    for column, part, present in (
         ("query_id", "queries", len(relevant)),
-        ("corpus_id", "corpus", pa.compute.any(found).as_py()),
+        ("corpus_id", "corpus", pa.compute.any(retrievable).as_py()),
     ):
-        if not any_there:
-            example = _relevant(qrels if part == "queries" else there)[column][0].as_py()
+        if not present:
+            example = _relevant(qrels if part == "queries" else kept)[column][0].as_py()
             raise UserError(f"{where} qrels: no {column} of a relevant document is in {part}, such as {example!r}.")
-    documents = pa.compute.is_in(there["corpus_id"], judged.corpus["id"].combine_chunks())
+    documents = pa.compute.is_in(kept["corpus_id"], judged.corpus["id"].combine_chunks())
     absent = {
-        "queries, which are left out": qrels.filter(pa.compute.invert(asked))["query_id"],
-        "documents, which count as not retrieved": there.filter(pa.compute.invert(documents))["corpus_id"],
+        "queries, which are left out": qrels.filter(pa.compute.invert(has_query))["query_id"],
+        "documents, which count as not retrieved": kept.filter(pa.compute.invert(documents))["corpus_id"],
     }
-    said = " and ".join(
+    counts = " and ".join(
         f"{len(column.unique()):,} absent {what} ({len(column):,} judgements, such as of {column[0].as_py()!r})"
         for what, column in absent.items()
         if len(column)
     )
-    if said:
-        say_once(f"{where} qrels: it judges {said}, as in trec_eval.")
-    return replace(judged, qrels=there)
+    if counts:
+        say_once(f"{where} qrels: it judges {counts}, as in trec_eval.")
+    return replace(judged, qrels=kept)
 
 
 def _once(where: str, texts: pa.Table) -> pa.Table:
     """Return a table of texts whose repeated rows count once. Raises UserError for an id with several texts."""
     if len(texts["id"].unique()) == len(texts):
         return texts
-    found = texts.group_by(texts.column_names, use_threads=False).aggregate([])
-    name, times = Counter(found["id"].to_pylist()).most_common(1)[0]
+    distinct = texts.group_by(texts.column_names, use_threads=False).aggregate([])
+    name, times = Counter(distinct["id"].to_pylist()).most_common(1)[0]
     if times > 1:
         raise UserError(f"{where}: the id {name!r} occurs twice, with different texts.")
-    say_once(f"{where}: {len(texts) - len(found):,} rows are repeated, and count once.")
-    return found
+    say_once(f"{where}: {len(texts) - len(distinct):,} rows are repeated, and count once.")
+    return distinct
 
 
 def _check(where: str, judged: RetrievalSet) -> None:

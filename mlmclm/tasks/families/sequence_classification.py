@@ -96,8 +96,8 @@ class SequenceClassification(Family):
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
-        every = np.arange(classes)
-        gold, predicted = (columns[name][:, None] == every for name in ("gold", "prediction"))  # [n, classes]
+        labels = np.arange(classes)
+        gold, predicted = (columns[name][:, None] == labels for name in ("gold", "prediction"))  # [n, classes]
         counted = np.concatenate((gold & predicted, gold, predicted), axis=1).astype(np.float64)  # [n, 3 x classes]
 
         def sums(weights: Array) -> list[Array]:
@@ -117,9 +117,9 @@ class SequenceClassification(Family):
             spread = [n**2 - (side**2).sum(axis=1) for side in (true, called)]
             return divided(covariance, np.sqrt(spread[0] * spread[1]))
 
-        found: dict[str, Measure] = {
+        scores: dict[str, Measure] = {
             "accuracy": WeightedMean(columns["correct"]),
             "f1_macro": lambda weights: f1(weights).mean(axis=1),
             "matthews": matthews,
         }
-        return found | ({"f1": lambda weights: f1(weights)[:, 1]} if classes == 2 else {})
+        return scores | ({"f1": lambda weights: f1(weights)[:, 1]} if classes == 2 else {})

@@ -61,10 +61,10 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Ar
     sentence = np.repeat(np.arange(len(true)), [len(row) for row in true])
     # Number the (sentence, tag) pairs, so that one bincount gives the counts of every sentence.
     place_true = sentence * tags + np.concatenate(true).astype(np.int64)
-    place_found = sentence * tags + np.concatenate(predicted).astype(np.int64)
+    place_predicted = sentence * tags + np.concatenate(predicted).astype(np.int64)
     size = len(true) * tags
-    both = np.bincount(place_true, minlength=size) + np.bincount(place_found, minlength=size)
-    right = np.bincount(place_true[place_true == place_found], minlength=size)
+    both = np.bincount(place_true, minlength=size) + np.bincount(place_predicted, minlength=size)
+    right = np.bincount(place_true[place_true == place_predicted], minlength=size)
     f1 = (2 * right / both.clip(1)).reshape(-1, tags)
     present = (both > 0).reshape(-1, tags).sum(axis=1)
     return np.divide(f1.sum(axis=1), present, out=np.full(len(true), np.nan), where=present > 0)
@@ -106,8 +106,8 @@ class TaggingTask(PreparedTask):
         words, tags = (self.columns[split][name] for name in ("words", "tags"))
         counts = tags.lengths[rows]
         begins = np.cumsum(counts) - counts
-        own = np.concatenate([words[row] for row in rows])  # [tokens], the number of the word in its sentence
-        owners = np.where(own == NO_WORD, NO_WORD, own + np.repeat(begins, packing.lengths))
+        in_sentence = np.concatenate([words[row] for row in rows])  # [tokens], the number of the word in its sentence
+        owners = np.where(in_sentence == NO_WORD, NO_WORD, in_sentence + np.repeat(begins, packing.lengths))
         return np.split(self._vote(logits, owners, int(counts.sum())), begins[1:])
 
     def _vote(self, logits: Array, words: Array, count: int) -> Array:
@@ -126,12 +126,12 @@ class TaggingTask(PreparedTask):
         tagged = words != NO_WORD
         if self.settings.label_sub_tokens == "first":
             tagged[1:] &= words[1:] != words[:-1]
-        owners, own = words[tagged], logits[tagged]
-        probability = np.exp(own - own.max(axis=1, keepdims=True))
+        owners, tagged_logits = words[tagged], logits[tagged]
+        probability = np.exp(tagged_logits - tagged_logits.max(axis=1, keepdims=True))
         probability /= probability.sum(axis=1, keepdims=True)
         ballot = np.zeros((count, logits.shape[1]))
         # np.add.at and not `+=`, which would count a word's repeated index only once.
-        np.add.at(ballot, (owners, own.argmax(axis=1)), 1.0)
+        np.add.at(ballot, (owners, tagged_logits.argmax(axis=1)), 1.0)
         sub_tokens = np.bincount(owners, minlength=count).clip(1)
         # The mean probability, halved: less than one vote in all, so it only breaks ties.
         np.add.at(ballot, owners, 0.5 * probability / sub_tokens[owners, None])
@@ -146,9 +146,8 @@ class TaggingTask(PreparedTask):
         The columns also hold each sentence's study F1, and its gold and predicted tags.
         """
         gold = list(self.columns[split]["tags"])
-        names = (
-            as_iobes(self.label_names) or self.label_names
-        )  # a mix of schemes is only accepted where no entities count
+        # A mix of schemes is only accepted where no entities count.
+        names = as_iobes(self.label_names) or self.label_names
         pairs = list(zip(gold, predictions, strict=True))
         entities = [[entities_of(tuple(names[int(tag)] for tag in tags)) for tags in pair] for pair in pairs]
         smallest = np.min_scalar_type(len(names))
@@ -172,15 +171,15 @@ class TaggingTask(PreparedTask):
 @lru_cache(maxsize=10_000)  # for `blind`, which asks for the same sentences once for each tag
 def entities_of(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     """Return (type, first word, last word) of each entity in a sentence of IOBES tags, as seqeval's `get_entities` does."""
-    found, first, before, kind_before = set(), 0, "O", ""
+    entities, first, before, kind_before = set(), 0, "O", ""
     for place, tag in enumerate((*tags, "O")):
         letter, kind = tag[0], tag[1:].split("-", maxsplit=1)[-1]
         if letter in "BSO" or before in "OES" or kind != kind_before:
             if before != "O":
-                found.add((kind_before, first, place - 1))
+                entities.add((kind_before, first, place - 1))
             first = place
         before, kind_before = letter, kind
-    return frozenset(found)
+    return frozenset(entities)
 
 
 class TokenClassification(Family):
@@ -230,7 +229,7 @@ class TokenClassification(Family):
 
         def of(table: pa.Table) -> pa.Table:
             sentences = ([names[tag] for tag in tags] for tags in table["tags"].to_pylist())
-            tags = pa.array([[number[tag] for tag in to_iob2(each)] for each in sentences], cls.columns["tags"])
+            tags = pa.array([[number[tag] for tag in to_iob2(sentence)] for sentence in sentences], cls.columns["tags"])
             return table.set_column(table.column_names.index("tags"), "tags", tags)
 
         return tuple(map(of, splits))
@@ -243,7 +242,7 @@ class TokenClassification(Family):
             return False
         rows = tags.to_pylist()
         if any(row is None or any(tag is None or not 0 <= tag < len(names) for tag in row) for row in rows):
-            return False  # it is refused later
+            return False  # `check` refuses it
         if not any(names[tag].startswith("B-") for row in rows for tag in row):
             return False
         return is_iob1([names[tag] for tag in row] for row in rows)
@@ -275,7 +274,7 @@ class TokenClassification(Family):
             )
         if as_iobes(names) is None:
             raise UserError(
-                f"{where}: entities are told from tags that all begin with a letter such as B- or I-, or that all have none (O apart). There are "
+                f"{where}: entities need tags that all begin with a letter such as B- or I-, or that all have none (except O). The tags are "
                 f"{cut(', '.join(names))}. Give tags of one scheme, or metric: accuracy."
             )
 
