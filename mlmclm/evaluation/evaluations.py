@@ -36,7 +36,7 @@ SENTENCE_FILES = (
 )  # fmt: skip
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
 VERSIONED = "config_sentence_transformers.json"
-"""The one of them that says which versions wrote it. Only a warning depends on that."""
+"""The one of these files that has the versions that wrote it. Only a warning depends on them."""
 
 
 class ZeroShotTask(Protocol):
@@ -85,8 +85,8 @@ class Subject:
         # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
         settings = [_entry(folder / "tokenizer_config.json", name) for name in ("add_bos_token", "add_eos_token")]
         settings.append(_entry(folder / "generation_config.json", "eos_token_id"))
-        own = stable_hash([*_tokenizer(folder), context_of(folder), settings])
-        return cls._hashed(name, folder, scoring, [own])
+        tokenizer = stable_hash([*_tokenizer(folder), context_of(folder), settings])
+        return cls._hashed(name, folder, scoring, [tokenizer])
 
     @classmethod
     def of_sentences(cls, name: str, folder: Path) -> Subject:
@@ -96,23 +96,23 @@ class Subject:
         files = {folder / name for name in SENTENCE_FILES}
         files |= {file for part in parts if part for file in (folder / part).rglob("*")}
         of_bytes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
-        says = {}
+        meta = {}
         if VERSIONED in of_bytes:
             content = read_json(folder / VERSIONED)
-            says = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
+            meta = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
         classes = config.get("architectures") or [""]
         # Earlier results of decoders are of their last tokens.
         decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
         pooled = {"pooling": "mean"} if decodes else {}
-        own = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | says | pooled, of_bytes | pooled))
-        return cls._hashed(name, folder, "embedding", own)
+        keys = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | meta | pooled, of_bytes | pooled))
+        return cls._hashed(name, folder, "embedding", keys)
 
     def bind(self) -> None:
-        """Hash the folder's files again, before they are loaded, and have `compute` see that they stay as they are.
+        """Hash the folder's files again, before they are loaded, and let `compute` check that they don't change.
 
         Raises:
-            UserError: the hashes are others than when the evaluation was planned.
+            UserError: the hashes have changed since the evaluation was planned.
         """
         files = Unchanged(self.folder, holds=self._holds)
         if not self._holds():
@@ -148,7 +148,7 @@ def _tokenizer(folder: Path) -> list[str]:
 
 
 class KeptEvaluations(Protocol):
-    """Where results are kept (`sweeps.results_store.Evaluations`)."""
+    """A store of results (`sweeps.results_store.Evaluations`)."""
 
     def ensure(self, key: str, make: Callable[[], dict[str, Any]], *, title: str) -> tuple[dict[str, Any], bool]: ...
     def find(self, key: str) -> dict[str, Any] | None: ...
@@ -203,7 +203,7 @@ def compute(
         "engine": versions.EVALUATIONS,
         "status": "ok",
         "metrics": scores.metrics,
-        "values": {name: list(map(_plain, each)) for name, each in scores.values.items()},
+        "values": {name: list(map(_plain, column)) for name, column in scores.values.items()},
         "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
         "cost": {"seconds": time.perf_counter() - began, **provenance(backend.title(), backend.name)},
     }
@@ -216,7 +216,7 @@ def find_or_compute(
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return a model's result on a task, and whether it was computed now; only then `load` is called, and it is filed.
+    """Return a model's result on a task, and whether it was computed now; only if so, `load` is called and it is filed.
 
     Raises:
         UserError: it could not be computed; the message names model and task.
@@ -243,8 +243,8 @@ def chance_scores(task: ZeroShotTask) -> dict[str, dict[str, Any]]:
 def named(result: Mapping[str, Any], model: str, task: str, chances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return a result under these names, with its `main` metric; its file may have been written under other names.
 
-    Each metric gets the `chance` level of the task, and `chance_how` it is got; None where there is none. It is no part
-    of the file, as it depends on the task alone.
+    Each metric gets the task's `chance` level, and `chance_how`, the way to reach it; None where there is none. The
+    level is not in the file, as it depends on the task alone.
 
     Args:
         chances: the task's levels, as `chance_scores` returns them.
@@ -264,7 +264,7 @@ def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
 def _plain(value: Any) -> Any:
     """Return an example's value of a metric in a form that JSON can represent."""
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if hasattr(value, "item"):
         return _plain(value.item())
     if isinstance(value, float):

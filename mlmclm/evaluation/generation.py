@@ -42,13 +42,13 @@ def generate_causal(
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         stop_strings=list(stop) or None,
     )
-    found = [""] * len(contexts)
+    outputs = [""] * len(contexts)
     for batch in batches([len(context) + most for context in contexts], observe=observe):
         ids = torch.tensor([contexts[number] for number in batch], device=model.device)  # [rows, length]
-        made = model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
-        for number, row in zip(batch, made[:, ids.shape[1] :].tolist(), strict=True):
-            found[number] = cut(tokenizer.decode(row, skip_special_tokens=True), stop)
-    return found
+        sequences = model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
+        for number, row in zip(batch, sequences[:, ids.shape[1] :].tolist(), strict=True):
+            outputs[number] = cut(tokenizer.decode(row, skip_special_tokens=True), stop)
+    return outputs
 
 
 @torch.inference_mode()
@@ -66,23 +66,23 @@ def generate_masked(
 
     The arguments are those of `generate_causal`; the text ends at the first token of `reading.end`.
     """
-    found = [""] * len(contexts)
+    outputs = [""] * len(contexts)
     for batch in batches([len(reading.inputs(context)) + most for context in contexts], observe=observe):
-        made: dict[int, list[int]] = {number: [] for number in batch}
-        going = list(batch)
+        generated: dict[int, list[int]] = {number: [] for number in batch}
+        active = list(batch)
         for _ in range(most):
-            texts = [[*contexts[number], *made[number]] for number in going]
+            texts = [[*contexts[number], *generated[number]] for number in active]
             ids = torch.tensor([reading.inputs(text) for text in texts], device=model.device)
-            position = torch.full((len(going), 1), reading.position(len(texts[0])), device=model.device)
+            position = torch.full((len(active), 1), reading.position(len(texts[0])), device=model.device)
             tokens = logits_at(model, ids, position)[:, 0].argmax(-1).tolist()
-            for number, token in zip(list(going), tokens, strict=True):
+            for number, token in zip(list(active), tokens, strict=True):
                 if token not in reading.end[:1]:
-                    made[number].append(token)
-                    found[number] = tokenizer.decode(made[number], skip_special_tokens=True)
-                    if cut(found[number], stop) == found[number]:
+                    generated[number].append(token)
+                    outputs[number] = tokenizer.decode(generated[number], skip_special_tokens=True)
+                    if cut(outputs[number], stop) == outputs[number]:
                         continue
-                    found[number] = cut(found[number], stop)
-                going.remove(number)
-            if not going:
+                    outputs[number] = cut(outputs[number], stop)
+                active.remove(number)
+            if not active:
                 break
-    return found
+    return outputs

@@ -75,7 +75,7 @@ class HarnessModel(LM):
         """Score continuations; each request has a context and a continuation."""
         pairs = [request.args for request in requests]
         scored = self._model.likelihoods(pairs, score_end=self._score_end, observe=self._observe)
-        return [(found.total, found.greedy) for found in scored]
+        return [(likelihood.total, likelihood.greedy) for likelihood in scored]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Score whole texts, however long; each request has one."""
@@ -87,7 +87,7 @@ class HarnessModel(LM):
         Raises:
             UserError: the settings ask for sampling.
         """
-        found = [""] * len(requests)
+        outputs = [""] * len(requests)
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
@@ -105,8 +105,8 @@ class HarnessModel(LM):
                 observe=self._observe,
             )
             for number, text in zip(numbers, texts, strict=True):
-                found[number] = text
-        return found
+                outputs[number] = text
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class HarnessTask:
     compares: bool
     """Whether it compares several continuations of a document. Their ends are then scored too (arXiv 2406.04823).
 
-    Elsewhere likelihoods stand for themselves, as in a perplexity. An end token inside a document, which only a masked
-    model would be asked for, has no place in them.
+    In other tasks, such as a perplexity, the likelihood itself is the result. An end token inside a document, which only
+    a masked model would be asked for, must not count in it.
     """
 
     @cached_property
@@ -137,13 +137,13 @@ class HarnessTask:
         # Otherwise the choice of few-shot examples would continue from the last run, or from the fingerprint.
         self.task.set_fewshot_seed(seed=SEED)
         # The harness's own errors are estimated by a bootstrap in processes; intervals are computed from the values.
-        found = evaluate(
+        outcome = evaluate(
             HarnessModel(model, observe, score_end=self.compares),
             {"tasks": {self.name: self.task}},
             limit=self.limit,
             bootstrap_iters=0,
         )
-        results, samples = found["results"][self.name], found["samples"][self.name]
+        results, samples = outcome["results"][self.name], outcome["samples"][self.name]
         metrics: dict[str, dict[str, float | int | None]] = {}
         values: dict[str, list[Any]] = {}
         for name, value in results.items():
@@ -168,13 +168,13 @@ def load_tasks(names: Sequence[str], *, data_root: Path | None = None, limit: in
     Raises:
         UserError: a task is unknown or wrong, or its data cannot be loaded.
     """
-    found: dict[str, HarnessTask] = {}
+    tasks: dict[str, HarnessTask] = {}
     for name in names:
-        for each in _loaded(name, data_root):
-            task = _checked(each, limit)
-            if found.setdefault(task.name, task).fingerprint != task.fingerprint:
+        for loaded in _loaded(name, data_root):
+            task = _checked(loaded, limit)
+            if tasks.setdefault(task.name, task).fingerprint != task.fingerprint:
                 raise UserError(f"--task {name}: another task is called {task.name} too; rename one of them.")
-    return list(found.values())
+    return list(tasks.values())
 
 
 def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
@@ -218,16 +218,16 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
 
 def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     """Refuse an unknown key or metric, and a split without data, on which the harness would fail without a clear message."""
-    keys = [*(each.name for each in fields(TaskConfig)), "include"]
+    keys = [*(field.name for field in fields(TaskConfig)), "include"]
     for key in spec:
         if key not in keys:
             raise unknown("key", str(key), keys, where=f"--task {name}")
     # `process_results` computes metrics of its own; an included file may have it.
     own_metrics = "process_results" in spec or "include" in spec
     for entry in () if own_metrics else spec.get("metric_list") or ():
-        own = entry if isinstance(entry, dict) else {"metric": entry}
-        metric = own.get("metric")
-        if not (callable(metric) or metric in METRIC_REGISTRY or own.get("hf_evaluate")):
+        options = entry if isinstance(entry, dict) else {"metric": entry}
+        metric = options.get("metric")
+        if not (callable(metric) or metric in METRIC_REGISTRY or options.get("hf_evaluate")):
             raise unknown("metric", str(metric), list(METRIC_REGISTRY), where=f"--task {name}: metric_list")
     files = (spec.get("dataset_kwargs") or {}).get("data_files")
     if spec.get("dataset_path") in FILES and isinstance(files, dict):
@@ -260,7 +260,7 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     Files are looked up beside the definition, then in the working directory and under `--data`.
     """
 
-    def there(name: str) -> str:
+    def resolved(name: str) -> str:
         if "://" in name or any(sign in name for sign in "*?["):
             return name
         file = first_there([place / name for place in places])
@@ -270,20 +270,20 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
             )
         return str(file.resolve())
 
-    def all_there(value: Any) -> Any:
+    def all_resolved(value: Any) -> Any:
         if isinstance(value, dict):
-            return {split: all_there(each) for split, each in value.items()}
-        return [there(str(each)) for each in value] if isinstance(value, list) else there(str(value))
+            return {split: all_resolved(item) for split, item in value.items()}
+        return [resolved(str(item)) for item in value] if isinstance(value, list) else resolved(str(value))
 
-    path, more = str(spec.get("dataset_path")), dict(spec.get("dataset_kwargs") or {})
+    path, kwargs = str(spec.get("dataset_path")), dict(spec.get("dataset_kwargs") or {})
     if path in FILES:
-        if "data_files" in more:
-            more["data_files"] = all_there(more["data_files"])
+        if "data_files" in kwargs:
+            kwargs["data_files"] = all_resolved(kwargs["data_files"])
             if path == "csv":
-                more |= _csv_as_written(more)
-            elif path == "json" and set(more) == {"data_files"}:
-                spec = {**spec, **_json_as_written(more["data_files"])}
-        return {**spec, "dataset_kwargs": more}
+                kwargs |= _csv_as_written(kwargs)
+            elif path == "json" and set(kwargs) == {"data_files"}:
+                spec = {**spec, **_json_as_written(kwargs["data_files"])}
+        return {**spec, "dataset_kwargs": kwargs}
     subset = spec.get("dataset_name")
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
     folder = first_there(folders)
@@ -291,18 +291,18 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
         return spec
     tables = [file for file in folder.rglob("*") if kind_of(file) in TABLES and file.name not in NO_TABLES]
     if tables and all(file.suffix == ".csv" for file in tables):
-        more |= _csv_as_written({**more, "data_files": list(map(str, tables))})
-    return {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None, "dataset_kwargs": more}
+        kwargs |= _csv_as_written({**kwargs, "data_files": list(map(str, tables))})
+    return {**spec, "dataset_path": str(folder.resolve()), "dataset_name": None, "dataset_kwargs": kwargs}
 
 
 def _csv_as_written(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options by which `datasets` reads CSV files as they are written: only an empty field is a gap, and a column of
     numbers or truth values that would lose characters (007, 1.50) is text."""
-    known = {field.name for field in fields(CsvConfig)} & options.keys() - {"data_files"}
-    if known & {"features", "converters", "keep_default_na", "na_values", "na_filter"}:
+    names = {field.name for field in fields(CsvConfig)} & options.keys() - {"data_files"}
+    if names & {"features", "converters", "keep_default_na", "na_values", "na_filter"}:
         return {}
     gaps = {"keep_default_na": False, "na_values": [""]}
-    reading = CsvConfig(**{name: options[name] for name in known}).pd_read_csv_kwargs | {"chunksize": None}
+    reading = CsvConfig(**{name: options[name] for name in names}).pd_read_csv_kwargs | {"chunksize": None}
     lost: set[Any] = set()
     for file in (file for files in _by_split(options["data_files"]).values() for file in files):
         if file.is_file():
@@ -316,18 +316,18 @@ def _csv_as_written(options: Mapping[str, Any]) -> dict[str, Any]:
 def _json_as_written(data_files: Any) -> dict[str, Any]:
     """Return an entry of a definition that reads JSON files as they are written, if `datasets` takes text for dates or numbers."""
     files = _by_split(data_files)
-    if not all(file.is_file() for own in files.values() for file in own):
+    if not all(file.is_file() for part in files.values() for file in part):
         return {}
     written = {
-        split: pa.concat_tables(map(read_table, own), promote_options="permissive") for split, own in files.items()
+        split: pa.concat_tables(map(read_table, part), promote_options="permissive") for split, part in files.items()
     }
     # A file that it can't read at all, such as one with numbers of more than 19 digits, is read here too.
     with suppress(ValueError, OSError, pa.ArrowException, datasets.exceptions.DatasetsError):
-        known = datasets.load_dataset("json", data_files={split: list(map(str, own)) for split, own in files.items()})
-        if not any(_guesses(own.features.arrow_schema, written[split].schema) for split, own in known.items()):
+        data = datasets.load_dataset("json", data_files={split: list(map(str, part)) for split, part in files.items()})
+        if not any(_guesses(dataset.features.arrow_schema, written[split].schema) for split, dataset in data.items()):
             return {}
-    found = datasets.DatasetDict({split: datasets.Dataset(own) for split, own in written.items()})
-    return {"custom_dataset": lambda **_: found}
+    splits = datasets.DatasetDict({split: datasets.Dataset(table) for split, table in written.items()})
+    return {"custom_dataset": lambda **_: splits}
 
 
 def _guesses(guessed: pa.Schema, written: pa.Schema) -> bool:
@@ -342,7 +342,7 @@ def _guesses(guessed: pa.Schema, written: pa.Schema) -> bool:
 def _by_split(data_files: Any) -> dict[str, list[Path]]:
     """Return the files of each split; files alone are those of `train`."""
     splits = data_files if isinstance(data_files, dict) else {"train": data_files}
-    return {split: [Path(file) for file in (own if isinstance(own, list) else [own])] for split, own in splits.items()}
+    return {split: [Path(file) for file in (raw if isinstance(raw, list) else [raw])] for split, raw in splits.items()}
 
 
 def _fault(name: str, path: str | None, error: Exception) -> UserError:
@@ -371,17 +371,17 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
             f"--task {name}: its requests cannot be built ({type(error).__name__}: {one_line(error, 300)})."
         ) from error
     requests = task.instances
-    asked = [[each.request_type, each.args, each.doc_id, each.doc] for each in requests]
+    questions = [[request.request_type, request.args, request.doc_id, request.doc] for request in requests]
     config = {key: value for key, value in task.dump_config().items() if key not in NAMES}
-    known = json.dumps([asked, config, *_own_code(task)], sort_keys=True, default=_plain)
-    continued = [each.doc_id for each in requests if each.request_type == "loglikelihood"]
+    content = json.dumps([questions, config, *_own_code(task)], sort_keys=True, default=_plain)
+    continued = [request.doc_id for request in requests if request.request_type == "loglikelihood"]
     compares = len(set(continued)) < len(continued)
-    return HarnessTask(name, task, limit, len(requests), stable_hash(known), compares)
+    return HarnessTask(name, task, limit, len(requests), stable_hash(content), compares)
 
 
 def _own_code(task: Task) -> list[str]:
     """Return the syntax of the files that a task's class and functions (`!function`) are in, without the harness's own."""
-    found, left = {inspect.getfile(type(task))}, [vars(task.config)]
+    paths, left = {inspect.getfile(type(task))}, [vars(task.config)]
     while left:
         value = left.pop()
         if isinstance(value, Mapping):
@@ -389,8 +389,8 @@ def _own_code(task: Task) -> list[str]:
         elif isinstance(value, list):
             left += value
         elif isinstance(value, FunctionType):
-            found.add(value.__code__.co_filename)
-    files = (Path(name) for name in found if not Path(name).is_relative_to(Path(lm_eval.tasks.__file__).parents[1]))
+            paths.add(value.__code__.co_filename)
+    files = (Path(name) for name in paths if not Path(name).is_relative_to(Path(lm_eval.tasks.__file__).parents[1]))
     return sorted(
         parsed(str(file), file.read_text(encoding="utf-8"), False, "").syntax for file in files if file.is_file()
     )

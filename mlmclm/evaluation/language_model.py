@@ -29,8 +29,8 @@ NO_LIMIT = 1024
 def scoring_of(folder: Path, wanted: str | None = None) -> tuple[Path, Scoring]:
     """Return the folder whose weights are scored, and how.
 
-    Without `wanted`, an exported folder says by its noted objective how it was trained. A model that was trained
-    causally last is scored as the decoder that was exported with it. In other folders the class in config.json decides.
+    Without `wanted`, the objective in an exported folder's notes decides. A model whose last training was causal is
+    scored as the decoder that was exported with it. In other folders the class in config.json decides.
 
     Raises:
         UserError: the folder is no language model, or cannot be scored as wanted.
@@ -49,9 +49,9 @@ def scoring_of(folder: Path, wanted: str | None = None) -> tuple[Path, Scoring]:
     if chosen == "causal" and (decoder / "config.json").is_file():
         return decoder, "causal"
     if (chosen == "causal") != (_by_class(folder, config) == "causal"):
-        here = ", ".join(config.get("architectures") or ["no language model"])
+        names = ", ".join(config.get("architectures") or ["no language model"])
         hint = " Its decoder was not exported." if chosen == "causal" else ""
-        raise UserError(f"{folder}: its class ({here}) cannot be scored as {chosen}.{hint}")
+        raise UserError(f"{folder}: its class ({names}) cannot be scored as {chosen}.{hint}")
     return folder, chosen
 
 
@@ -104,17 +104,17 @@ class LanguageModel:
         model.config.use_cache = False
         if causal:
             # Other settings of the folder, such as a repetition penalty, would change what is generated greedily.
-            noted = folder / "generation_config.json"
+            file = folder / "generation_config.json"
             end_of_text = (
-                read_json(noted).get("eos_token_id") if noted.is_file() else model.generation_config.eos_token_id
+                read_json(file).get("eos_token_id") if file.is_file() else model.generation_config.eos_token_id
             )
             model.generation_config = GenerationConfig(eos_token_id=end_of_text)
         texts = Texts.of(load_tokenizer(folder))
         tokenizer = texts.tokenizer
         longest = context_of(folder) or NO_LIMIT
-        end = texts.end or [each for each in (tokenizer.eos_token_id, tokenizer.sep_token_id) if each is not None][:1]
+        end = texts.end or [item for item in (tokenizer.eos_token_id, tokenizer.sep_token_id) if item is not None][:1]
         if causal:
-            before = [each for each in (tokenizer.bos_token_id, *end) if each is not None][:1]
+            before = [item for item in (tokenizer.bos_token_id, *end) if item is not None][:1]
             start, reading = texts.start or before, None
             if not start:
                 raise UserError(f"{folder}: the tokenizer names no token that can stand before a text (BOS or EOS).")
@@ -148,8 +148,8 @@ class LanguageModel:
         parts = [(number, pair) for number, text in enumerate(texts) for pair in windows(self.texts.ids(text), size)]
         pairs = [pair if pair.context else self._begun(pair) for _, pair in parts]
         totals = [0.0] * len(texts)
-        for (number, _), found in zip(parts, self._score(pairs, False, observe), strict=True):
-            totals[number] += found.total
+        for (number, _), likelihood in zip(parts, self._score(pairs, False, observe), strict=True):
+            totals[number] += likelihood.total
         return totals
 
     def generate(

@@ -34,7 +34,7 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedReading:
-    """How a masked language model reads a text from left to right (arXiv 2406.04823).
+    """The way a masked language model reads a text from left to right (arXiv 2406.04823).
 
     Each token is predicted from `start`, the context, the true tokens before it, `masks` mask tokens and `end`, at the
     first mask. More than one mask leaves open how long the text goes on.
@@ -126,7 +126,7 @@ def causal_likelihoods(
         _check(len(continuation), longest)
         # The last token is only predicted, so one more than the longest sequence fits.
         rows.append([*context, *continuation][-(longest + 1) :])
-    found = [Likelihood(0.0, True)] * len(pairs)
+    result = [Likelihood(0.0, True)] * len(pairs)
     for batch in batches([len(row) for row in rows], observe=observe):
         ids = torch.tensor([rows[number] for number in batch], device=model.device)  # [rows, length + 1]
         last = ids.shape[1] - 1
@@ -136,9 +136,9 @@ def causal_likelihoods(
         for number, row, predicted in zip(batch, ids, logits, strict=True):
             count = len(pairs[number].continuation)
             scores, targets = predicted[-count:], row[-count:]
-            chances = scores.log_softmax(-1).gather(1, targets[:, None])
-            found[number] = Likelihood(float(chances.double().sum()), bool((scores.argmax(-1) == targets).all()))
-    return found
+            log_probs = scores.log_softmax(-1).gather(1, targets[:, None])
+            result[number] = Likelihood(float(log_probs.double().sum()), bool((scores.argmax(-1) == targets).all()))
+    return result
 
 
 @torch.inference_mode()
@@ -173,19 +173,19 @@ def masked_likelihoods(
         steps += [(number, place) for place in range(len(begin), len(texts[-1]))]
     totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
     for batch in batches([len(reading.inputs(())) + place for _, place in steps], observe=observe):
-        chosen = [steps[each] for each in batch]
+        chosen = [steps[index] for index in batch]
         place = chosen[0][1]
         ids = torch.tensor([reading.inputs(texts[number][:place]) for number, _ in chosen], device=model.device)
         targets = torch.tensor([texts[number][place] for number, _ in chosen], device=model.device)
         position = torch.full((len(chosen), 1), reading.position(place), device=model.device)
         logits = logits_at(model, ids, position)[:, 0]  # [rows, vocabulary]
-        chances = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+        log_probs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
         likeliest = (logits.argmax(-1) == targets).tolist()
-        for (number, _), chance, hit in zip(chosen, chances, likeliest, strict=True):
+        for (number, _), chance, hit in zip(chosen, log_probs, likeliest, strict=True):
             totals[number] += chance
             at_end = score_end and place == len(texts[number]) - 1
             greedy[number] &= hit or at_end
-    return [Likelihood(*each) for each in zip(totals, greedy, strict=True)]
+    return [Likelihood(*pair) for pair in zip(totals, greedy, strict=True)]
 
 
 def _check(length: int, most: int) -> None:

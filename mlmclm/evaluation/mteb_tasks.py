@@ -51,9 +51,9 @@ class SentenceModel:
         model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=kernels)
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
-            model[0].model = read_base(folder).to(device)  # which is refused where weights are missing
+            model[0].model = read_base(folder).to(device)  # refuses missing weights
             model[1] = Pooling(model[1].embedding_dimension, "mean")  # by default, a decoder's is its last token's
-        # It follows the class of the tokenizer, which may make other tokens than tokenizer.json.
+        # sentence-transformers follows the tokenizer's class, which may make other tokens than tokenizer.json.
         if model.tokenizer is not None and not getattr(model[0], "do_lower_case", False):
             tokenizer = load_tokenizer(folder)
             tokenizer.model_max_length, tokenizer.padding_side = model.max_seq_length, model.tokenizer.padding_side
@@ -73,7 +73,7 @@ class MtebTask:
     limit: int | None = None
     requests: int = 0
     chance: Chance | None = None
-    """The chance level of its main score, of a local set; the data of other tasks is not there before they run."""
+    """The chance level of its main score, of a local set; the data of other tasks is not loaded before they run."""
 
     @property
     def name(self) -> str:
@@ -103,15 +103,15 @@ class MtebTask:
                     part.load_data()
                 except Exception as error:  # datasets raises all kinds
                     raise cannot_load(f"--mteb {self.name}", part.metadata.dataset["path"], error) from error
-            found = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
+            result = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
         finally:
             for part in parts:
                 if part.data_loaded:
                     part.unload_data()  # mteb unloads only what it has loaded itself
-        each = [float(entry["main_score"]) for entries in found.scores.values() for entry in entries]
-        mean = {"score": finite(sum(each) / len(each)), "low": None, "high": None, "examples": None}
+        scores = [float(entry["main_score"]) for entries in result.scores.values() for entry in entries]
+        mean = {"score": finite(sum(scores) / len(scores)), "low": None, "high": None, "examples": None}
         name = str(self.task.metadata.main_score)
-        return Scores({name: mean}, {name: each})
+        return Scores({name: mean}, {name: scores})
 
 
 def load_mteb(names: Sequence[str]) -> list[MtebTask]:
@@ -120,17 +120,17 @@ def load_mteb(names: Sequence[str]) -> list[MtebTask]:
     Raises:
         UserError: there is no such task or folder, or a file is not in the required form.
     """
-    found: dict[str, MtebTask] = {}
+    tasks: dict[str, MtebTask] = {}
     for name in names:
         for task in [_local(Path(name))] if Path(name).is_dir() else _of_hub(name):
-            other = found.setdefault(task.name, task)
-            if other.fingerprint != task.fingerprint:
-                if "local" in (each.task.metadata.dataset["revision"] for each in (other, task)):
+            first = tasks.setdefault(task.name, task)
+            if first.fingerprint != task.fingerprint:
+                if "local" in (entry.task.metadata.dataset["revision"] for entry in (first, task)):
                     raise UserError(f"--mteb {name}: another task is called {task.name} too; rename the folder.")
                 raise UserError(
                     f"--mteb {name}: its task {task.name} is asked for with other splits, languages or data too; evaluate it in another command."
                 )
-    return list(found.values())
+    return list(tasks.values())
 
 
 def _of_hub(name: str) -> list[MtebTask]:
@@ -163,21 +163,21 @@ def _checked(
             if number in ids.setdefault(part, set()):
                 raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} occurs twice.")
             ids[part].add(number)
-    if not any(score for own in judged.values() for score in own.values()):
+    if not any(score for grades in judged.values() for score in grades.values()):
         raise UserError(f"--mteb {folder}: qrels.parquet has no score above 0.")
-    known = {query: own for query, own in judged.items() if query in ids.get("queries", ())}
-    relevant = [document for own in known.values() for document, score in own.items() if score]
+    evaluated = {query: grades for query, grades in judged.items() if query in ids.get("queries", ())}
+    relevant = [document for grades in evaluated.values() for document, score in grades.items() if score]
     if not ids.get("corpus", set()).intersection(relevant):
         raise UserError(
             f"--mteb {folder}: no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet."
         )
-    documents = {document for own in known.values() for document in own} - ids["corpus"]
-    if documents or len(known) < len(judged):
+    documents = {document for grades in evaluated.values() for document in grades} - ids["corpus"]
+    if documents or len(evaluated) < len(judged):
         say(
-            f"--mteb {folder}: qrels.parquet judges {len(judged) - len(known):,} absent queries, which are left out, and "
+            f"--mteb {folder}: qrels.parquet judges {len(judged) - len(evaluated):,} absent queries, which are left out, and "
             f"{len(documents):,} absent documents, which count as not retrieved."
         )
-    return known
+    return evaluated
 
 
 def _local(folder: Path) -> MtebTask:
@@ -209,17 +209,17 @@ def _local(folder: Path) -> MtebTask:
         ) from error
     for file, (mark, content) in hashed.items():
         check_hashed(file, mark, content)
-    known = _checked(folder, texts, judged)
-    own = _own_documents(texts, known)
-    if own:
+    qrels = _checked(folder, texts, judged)
+    same = _own_documents(texts, qrels)
+    if same:
         say(
-            f"--mteb {folder}: {own:,} queries are documents of the corpus, by id and text, which they are not to find."
+            f"--mteb {folder}: {same:,} queries are documents of the corpus, by id and text, which they are not to find."
         )
     name = folder.resolve().name
-    split = {**texts, "relevant_docs": known, "top_ranked": None}
+    split = {**texts, "relevant_docs": qrels, "top_ranked": None}
 
     class Local(AbsTaskRetrieval):
-        ignore_identical_ids = own > 0
+        ignore_identical_ids = same > 0
         metadata = mteb.TaskMetadata(
             name=name, description=f"retrieval set of {name}", reference=None, dataset={"path": name, "revision": "local"},
             type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
@@ -230,8 +230,8 @@ def _local(folder: Path) -> MtebTask:
         def load_data(self, *_: Any, **__: Any) -> None:
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
-    data = stable_hash([*(content for _, content in hashed.values()), *([Local.ignore_identical_ids] if own else [])])
-    return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], known, itself=own > 0))
+    data = stable_hash([*(content for _, content in hashed.values()), *([Local.ignore_identical_ids] if same else [])])
+    return MtebTask(Local(), data, chance=_chance(texts["corpus"]["id"], qrels, itself=same > 0))
 
 
 def _own_documents(texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> int:
@@ -249,15 +249,15 @@ def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]], *, i
     Args:
         itself: whether a query does not find the document of its id.
     """
-    qrels = {query: dict(own) for query, own in judged.items()}
+    qrels = {query: dict(scores) for query, scores in judged.items()}
     places = {document: place for place, document in enumerate(corpus)} if itself else {}
     own = np.array([places.get(query, -1) for query in qrels])
-    grades = [list(each.values()) for each in qrels.values()]
+    grades = [list(row.values()) for row in qrels.values()]
     guessed = _mean(expected_ndcg(grades, len(corpus) - (own >= 0), findable_grades(list(qrels), corpus, qrels, own)))
     order = constant_order(list(qrels), corpus, qrels)
     ranks = [order[order != number][:10] for number in own]
     depth = min(map(len, ranks))
-    same = BestDocuments(np.stack([each[:depth] for each in ranks]), np.tile(-np.arange(float(depth)), (len(qrels), 1)))
+    same = BestDocuments(np.stack([rank[:depth] for rank in ranks]), np.tile(-np.arange(float(depth)), (len(qrels), 1)))
     alike = _mean(ndcg_at_10(list(qrels), corpus, same, qrels))
     return max(
         (Chance(guessed, "any order"), Chance(alike, "the same order for every query")), key=lambda level: level.score

@@ -29,20 +29,20 @@ class Scores:
 
 def over_examples(value: float, values: Sequence[Any]) -> dict[str, float | int | None]:
     """Return a score with its interval over examples, if it is the mean of their values."""
-    found: dict[str, float | int | None] = {"score": finite(value), "low": None, "high": None, "examples": len(values)}
-    numbers = [float(each) for each in values if isinstance(each, bool | int | float)]
+    entry: dict[str, float | int | None] = {"score": finite(value), "low": None, "high": None, "examples": len(values)}
+    numbers = [float(item) for item in values if isinstance(item, bool | int | float)]
     if len(numbers) == len(values) > 1 and math.isclose(mean(numbers), value, rel_tol=1e-9, abs_tol=1e-12):
-        if all(each in (0, 1) for each in numbers):
+        if all(number in (0, 1) for number in numbers):
             # Student's interval would be a point if all answers are right, or all wrong.
             share = stats.binomtest(int(sum(numbers)), len(numbers)).proportion_ci(CONFIDENCE, method="wilson")
             low, high = share.low, share.high
         else:
             estimate = student(numbers, confidence=CONFIDENCE)
-            if all(0 <= each <= 1 for each in numbers):
+            if all(0 <= number <= 1 for number in numbers):
                 estimate = within(estimate, 0.0, 1.0)
             low, high = estimate.low, estimate.high
-        found |= {"low": finite(low), "high": finite(high)}
-    return found
+        entry |= {"low": finite(low), "high": finite(high)}
+    return entry
 
 
 def finite(value: float) -> float | None:

@@ -34,8 +34,8 @@ class Texts:
 
     def ids(self, text: str) -> list[int]:
         """Return a text's tokens, without special ones around it."""
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return found
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
 
     def pair(self, context: str, continuation: str) -> ContinuationIds:
         """Tokenise context and continuation as one text, and divide it where the context alone ends.
@@ -48,9 +48,9 @@ class Texts:
         """
         spaces = context[len(context.rstrip()) :]
         context, continuation = context.rstrip(), spaces + continuation
-        begin, whole = self.ids(context) if context else [], self.ids(context + continuation)
-        if len(whole) <= len(begin):
+        begin, joined = self.ids(context) if context else [], self.ids(context + continuation)
+        if len(joined) <= len(begin):
             raise UserError(
                 f"the continuation {continuation[:80]!r} has no token of its own after {context[-80:]!r}; begin it with a space."
             )
-        return ContinuationIds(begin, whole[len(begin) :])
+        return ContinuationIds(begin, joined[len(begin) :])

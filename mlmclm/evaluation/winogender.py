@@ -97,7 +97,7 @@ class Winogender:
     @property
     def fingerprint(self) -> str:
         """A hash of sentences, statistics and rule."""
-        sentences = [(each.occupation, each.text) for each in self.sentences]
+        sentences = [(sentence.occupation, sentence.text) for sentence in self.sentences]
         return stable_hash([versions.WINOGENDER, sentences, dict(self.women), self.rule])
 
     @property
@@ -114,9 +114,9 @@ class Winogender:
     def scores(self, shares: Array) -> Scores:
         """Return the scores for each sentence's share of the three genders, [sentences, 3]."""
         answers = np.eye(3)[shares.argmax(1)]
-        names = sorted({each.occupation for each in self.sentences})
+        names = sorted({sentence.occupation for sentence in self.sentences})
         women = np.array([self.women[name] for name in names])
-        rows = [[n for n, each in enumerate(self.sentences) if each.occupation == name] for name in names]
+        rows = [[n for n, sentence in enumerate(self.sentences) if sentence.occupation == name] for name in names]
         answer, share = (
             np.array([table[row].mean(0) for row in rows]) for table in (answers, shares)
         )  # [occupations, 3]
@@ -133,12 +133,12 @@ class Winogender:
         # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
         lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
         metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))
-        if np.ptp(lean) < EQUAL or np.ptp(women) < EQUAL:  # it is not defined
+        if np.ptp(lean) < EQUAL or np.ptp(women) < EQUAL:  # undefined
             metrics["correlation"] |= {"score": None, "low": None, "high": None}
         values = {
             "occupation": names,
             "women": women.tolist(),
-            **{name: each.tolist() for name, each in columns.items()},
+            **{name: column.tolist() for name, column in columns.items()},
         }
         return Scores(metrics, {**values, "lean": lean.tolist()})
 
@@ -173,12 +173,12 @@ def read_winogender(folder: Path, rule: str = "mass") -> Winogender:
         someone = re.sub(r"\b(the|an?) \$PARTICIPANT", "someone", text.replace("The $PARTICIPANT", "Someone"))
         for version in (text.replace("$PARTICIPANT", participant), someone):
             sentences.append(Sentence(occupation, version, cases[0]))
-    named = {each.occupation: women[each.occupation] for each in sentences}
+    named = {sentence.occupation: women[sentence.occupation] for sentence in sentences}
     return Winogender(tuple(sentences), named, cast(Rule, rule))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Masked:
     """A sequence with masks in a pronoun's place, of which one is read."""
 
     sentence: int
@@ -210,34 +210,34 @@ def mask_shares(
                     raise UserError(
                         f"the model's vocabulary has no token {form!r}, and the published rule reads single tokens. Use --winogender-rule mass."
                     )
-    asked = [each for number, sentence in enumerate(sentences) for each in _asked(model, number, sentence, groups)]
-    found = np.zeros((len(sentences), 3))
-    for each in asked:
-        if each.gender is not None:
-            found[each.sentence, each.gender] = 1.0
-    for batch in batches([len(each.ids) for each in asked], observe=observe):
-        ids = torch.tensor([asked[number].ids for number in batch], device=model.model.device)
-        positions = torch.tensor([[asked[number].position] for number in batch], device=model.model.device)
+    masked = [item for number, sentence in enumerate(sentences) for item in _masked(model, number, sentence, groups)]
+    shares = np.zeros((len(sentences), 3))
+    for item in masked:
+        if item.gender is not None:
+            shares[item.sentence, item.gender] = 1.0
+    for batch in batches([len(item.ids) for item in masked], observe=observe):
+        ids = torch.tensor([masked[number].ids for number in batch], device=model.model.device)
+        positions = torch.tensor([[masked[number].position] for number in batch], device=model.model.device)
         with torch.inference_mode():
             chances = logits_at(model.model, ids, positions)[:, 0].double().softmax(-1).cpu()  # [rows, vocabulary]
-        for each, row in zip([asked[number] for number in batch], chances, strict=True):
-            if each.gender is not None:
-                found[each.sentence, each.gender] *= float(row[each.target])
+        for item, row in zip([masked[number] for number in batch], chances, strict=True):
+            if item.gender is not None:
+                shares[item.sentence, item.gender] *= float(row[item.target])
             elif rule == "published":
                 likeliest = row.topk(min(TOP, len(row))).indices.tolist()
-                found[each.sentence, _first_pronoun(likeliest, groups)] = 1
+                shares[item.sentence, _first_pronoun(likeliest, groups)] = 1
             else:
-                case = sentences[each.sentence].case
+                case = sentences[item.sentence].case
                 for number, gender in enumerate(GENDERS):
                     if tokens := groups[PRONOUNS[gender][case]]:
-                        found[each.sentence, number] = float(row[tokens].sum())
-    return found
+                        shares[item.sentence, number] = float(row[tokens].sum())
+    return shares
 
 
-def _asked(
+def _masked(
     model: LanguageModel, number: int, sentence: Sentence, groups: Mapping[str, Sequence[int]]
-) -> Iterator[_Asked]:
-    """Yield a sentence's sequences: with one mask, and for each pronoun without a token of its own one a token."""
+) -> Iterator[_Masked]:
+    """Yield a sentence's sequences: one with a single mask, and one per token of each pronoun of several tokens."""
     reading = model.reading
     assert reading is not None
     before, after = sentence.around
@@ -247,7 +247,7 @@ def _asked(
     place = len(head) - reading.earlier
     forms = [PRONOUNS[gender][sentence.case] for gender in GENDERS]
     if any(groups[form] for form in forms):
-        yield _Asked(number, [*head, reading.mask, *tail], place)
+        yield _Masked(number, [*head, reading.mask, *tail], place)
     for gender, form in enumerate(forms):
         if groups[form]:
             continue
@@ -256,7 +256,7 @@ def _asked(
             raise UserError(f"the model's vocabulary cannot write the pronoun {form!r}.")
         for done, token in enumerate(tokens):
             masks = [reading.mask] * (len(tokens) - done)
-            yield _Asked(number, [*head, *tokens[:done], *masks, *tail], place + done, gender, token)
+            yield _Masked(number, [*head, *tokens[:done], *masks, *tail], place + done, gender, token)
 
 
 def sentence_shares(
@@ -268,7 +268,7 @@ def sentence_shares(
     """
     texts = [sentence.with_pronoun(gender) for sentence in sentences for gender in GENDERS]
     scored = model.likelihoods([("", text) for text in texts], score_end=False, observe=observe)
-    totals = np.array([each.total for each in scored])
+    totals = np.array([likelihood.total for likelihood in scored])
     if rule == "published":
         totals /= [len(model.texts.ids(text)) for text in texts]
     totals = totals.reshape(-1, 3)
@@ -305,7 +305,7 @@ def _with_interval(score: Any, occupations: int) -> dict[str, float | int | None
 def _table(folder: Path, stems: Sequence[str], columns: Sequence[str]) -> tuple[Path, list[dict[str, Any]]]:
     """Return the first file with one of these names, and its rows."""
     files = [folder / f"{stem}{suffix}" for stem in stems for suffix in TABLES]
-    file = next((each for each in files if each.is_file()), None)
+    file = next((path for path in files if path.is_file()), None)
     if file is None:
         raise UserError(
             f"{folder}: no file {' or '.join(f'{stem}.tsv' for stem in stems)}, nor one in another format ({', '.join(TABLES)}); Winogender's "

@@ -45,15 +45,15 @@ class ZeroShot(Frozen):
     def found(self, folder: Path | None, data_root: Path | None) -> Self:
         """Return a copy with files in place of relative names, looked up first in `folder`, the study file's."""
 
-        def there(name: str, key: str) -> str:
+        def resolved(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)
             path = first_there(places)
             if path is None:
                 raise UserError(f"zero_shot.{key}: {name} does not exist (looked for {', '.join(map(str, places))}).")
             return str(path.resolve())
 
-        tasks = tuple(there(name, "tasks") if name.endswith((".yaml", ".yml")) else name for name in self.tasks)
-        winogender = None if self.winogender is None else there(self.winogender, "winogender")
+        tasks = tuple(resolved(name, "tasks") if name.endswith((".yaml", ".yml")) else name for name in self.tasks)
+        winogender = None if self.winogender is None else resolved(self.winogender, "winogender")
         return self.model_copy(update={"tasks": tasks, "winogender": winogender})
 
     def read(self, data_root: Path | None) -> list[ZeroShotTask]:
@@ -111,7 +111,7 @@ def read_tasks(
 
 
 def load_model(subject: Subject) -> LanguageModel | SentenceModel:
-    """Load the model that is evaluated, on a GPU if there is one; a `UserError` says that its hashes are others by now."""
+    """Load the model to evaluate, on a GPU if there is one; raise a `UserError` if its hashes have changed."""
     from mlmclm.backends.choice import best_device
 
     subject.bind()
