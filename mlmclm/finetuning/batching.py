@@ -12,7 +12,7 @@ from mlmclm.results.measures import Array
 from mlmclm.tasks.prepared_task import Lists
 
 AHEAD = 32
-"""Batches whose examples are looked at for those that share no text."""
+"""Number of coming batches whose examples are searched for those that share no text."""
 
 
 def stream(seed: int, name: str) -> int:
@@ -32,8 +32,8 @@ def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | N
 
     Args:
         seed: seed of the stream `order`.
-        distinct: numbers of each example's texts. An example that shares one with its batch waits for a later batch, as
-            long as enough of the next `AHEAD` batches' examples don't. Then those that have waited longest fill the batch.
+        distinct: numbers of each example's texts. An example that shares a text with its batch waits for a later one. If
+            too few of the next `AHEAD` batches' examples share none, those that have waited longest fill the batch.
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)

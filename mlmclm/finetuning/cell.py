@@ -60,7 +60,7 @@ class Cell:
     declaration: Task | None = field(default=None, compare=False)
     """The task's declaration, which a worker may not have installed; None for the installed task of this name.
 
-    It is not part of the key: `task_data` covers everything in it that affects the scores. Which score is the main one
+    It is not part of the key: `task_data` covers everything in it that affects the scores. The choice of the main score
     affects them only if the protocol evaluates during training; then it is in the key."""
     setting: str = field(default="", compare=False)
     """Name of the protocol among the settings of a grid. The key holds `protocol` itself instead."""
@@ -83,13 +83,13 @@ class Cell:
     @property
     def added(self) -> dict[str, Any]:
         """Entries of the key for a family, metrics and a backend that aren't built in; empty where there are none."""
-        families, metrics, found = KINDS["family"], KINDS["metric"], dict[str, Any](keyed_backend())
+        families, metrics, entry = KINDS["family"], KINDS["metric"], dict[str, Any](keyed_backend())
         if families.extended or metrics.extended:
             name = self.declared.family
-            family, own = families.keyed(name), metrics_of(name)
-            named = [each for each in metric_parts(self.declared.metric) if each in own]
-            found |= {"family": "" if family == name else family, "metrics": [metrics.keyed(each) for each in named]}
-        return {part: value for part, value in found.items() if value}
+            family, added = families.keyed(name), metrics_of(name)
+            named = [part for part in metric_parts(self.declared.metric) if part in added]
+            entry |= {"family": "" if family == name else family, "metrics": [metrics.keyed(part) for part in named]}
+        return {part: value for part, value in entry.items() if value}
 
     @property
     def has_distinct_batches(self) -> bool:
@@ -108,16 +108,16 @@ class Cell:
 
 def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
     """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
-    found = {(cell.model_folder, cell.protocol.precision) for cell in cells}
-    return [shape_of_folder(at_hand(folder, "config.json"), precision) for folder, precision in found]
+    models = {(cell.model_folder, cell.protocol.precision) for cell in cells}
+    return [shape_of_folder(at_hand(folder, "config.json"), precision) for folder, precision in models]
 
 
 def training_key(cell: Cell) -> str:
-    """Return a key (hex) that cells share whose trained models are equal, so that one training serves them all.
+    """Return a key (hex) shared by the cells whose trained models are equal, so that one training serves them all.
 
     MNLI's two test sets have one training, for example, and so do all sets that the study trains on MS MARCO.
     """
-    # Evaluations on the own validation split decide when such a training ends.
+    # With `evaluate_every`, the cell's own validation split decides when its training ends.
     if not cell.training_data or cell.protocol.evaluate_every:
         return cell_key(cell)
     # How pairs are truncated is already in the tokenised rows.
@@ -143,7 +143,7 @@ def cell_key(cell: Cell) -> str:
             **({"start": cell.start.key} if cell.start else {}),
             **({"batches": versions.DISTINCT_BATCHES} if cell.has_distinct_batches else {}),
             **cell.added,
-            # Elsewhere, which score is the main one changes no weights.
+            # Without evaluations during training, the choice of the main score changes no weights.
             **({"metric": cell.declared.metric} if cell.protocol.evaluate_every else {}),
         }
     )

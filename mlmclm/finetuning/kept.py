@@ -35,9 +35,9 @@ class KeptEncoder(FolderArtifact):
 
     @classmethod
     def all(cls, store: Path) -> Iterator[KeptEncoder]:
-        """Yield those of a store."""
-        here = {folder.name for part in (store / cls.part).glob("??") for folder in folders_in(part)}
-        for key in sorted(here | {folder.name for folder in names_at(store / cls.part, depth=2)}):
+        """Yield the kept encoders of a store."""
+        local = {folder.name for part in (store / cls.part).glob("??") for folder in folders_in(part)}
+        for key in sorted(local | {folder.name for folder in names_at(store / cls.part, depth=2)}):
             yield cls(store, key).brought()
 
     @property
@@ -47,11 +47,11 @@ class KeptEncoder(FolderArtifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact."""
-        found = seal_damage((self.brought().folder / RESULT).read_bytes)
-        if found is not None:
-            return f"{RESULT}: {found}"
-        found = described_damage(self.folder / RESULT, self.folder / WEIGHTS, "encoder") if read else None
-        return None if found is None else f"{WEIGHTS}: {found}"
+        fault = seal_damage((self.brought().folder / RESULT).read_bytes)
+        if fault is not None:
+            return f"{RESULT}: {fault}"
+        fault = described_damage(self.folder / RESULT, self.folder / WEIGHTS, "encoder") if read else None
+        return None if fault is None else f"{WEIGHTS}: {fault}"
 
     def seal(self, folder: Path) -> None:
         """Do nothing: the result has the checksum of the weights."""
@@ -97,8 +97,8 @@ def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
             f"{folder}: the fine-tuned weights to start from are not there; run the sweep, which makes them."
         )
     files = Unchanged(folder, holds=lambda: kept.damage() is None)
-    found = kept.damage()
-    if found is not None:
-        raise UserError(f"{folder}: {found}. Delete it: the next sweep makes it again.")
+    fault = kept.damage()
+    if fault is not None:
+        raise UserError(f"{folder}: {fault}. Delete it: the next sweep makes it again.")
     encoder.load_state_dict(load_file(folder / WEIGHTS), strict=True)
     files.check()

@@ -81,14 +81,14 @@ def train(
     rows = training_rows(task.rows["train"], protocol.batch_size, order, task.distinct)
     curve: list[list[float]] = []
     since: list[float] = []
-    every = max(1, steps // CURVE_POINTS)
+    interval = max(1, steps // CURVE_POINTS)
     tokens, peak = 0, 0.0
     for step in range(steps):
-        found = forward(encoder, head, task, protocol, task.batch(next(rows)))
-        tokens += found.tokens
-        finite = math.isfinite(found.loss)
+        result = forward(encoder, head, task, protocol, task.batch(next(rows)))
+        tokens += result.tokens
+        finite = math.isfinite(result.loss)
         if finite:
-            found.backward()
+            result.backward()
             norm = optimizer.norm()
             finite = math.isfinite(norm)
         # Stop before the update. No later step could recover, and the cell's result is "diverged" either way.
@@ -98,12 +98,12 @@ def train(
         peak = max(peak, rate)
         # The optimiser also clears the gradients, so the loop needs no zero_grad.
         optimizer.step(rate, clipping(norm, protocol.clip_norm))
-        since.append(found.loss)
-        if (step + 1) % every == 0 or step + 1 == steps:
+        since.append(result.loss)
+        if (step + 1) % interval == 0 or step + 1 == steps:
             curve.append([step + 1, sum(since) / len(since)])
             since = []
         if on_step is not None:
-            on_step(step + 1, steps, found.loss)
+            on_step(step + 1, steps, result.loss)
         last = step + 1 == steps
         chooses = best is not None and (last or (step + 1) % (protocol.evaluate_every or 1) == 0)
         reports = report_every is not None and not last and (step + 1) % report_every == 0
@@ -157,8 +157,8 @@ def evaluate(
             kinds = None if types is None else [types[row] for row in rows]
             with torch.no_grad(), compute_in(protocol, device):
                 packing, hidden = hidden_states(encoder, protocol, [sequences[row] for row in rows], kinds)
-                found = task.predict(head, hidden, packing, split, rows)
-            for row, prediction in zip(rows, found, strict=True):
+                outputs = task.predict(head, hidden, packing, split, rows)
+            for row, prediction in zip(rows, outputs, strict=True):
                 predictions[row] = prediction
         if not all(np.isfinite(prediction).all() for prediction in predictions):
             return None

@@ -64,8 +64,8 @@ def run_training(
 ) -> Iterator[dict[str, Any]]:
     """Fine-tune once for cells that share a training, and evaluate each; the results come one by one.
 
-    A result is the same in a fresh process and in a reused one, and whichever cells it shares its training with, except
-    for `cost`, which records time, machine and software. It does depend on the number of torch threads, which
+    A result is the same in a fresh process and in a reused one, whatever other cells share its training, except for
+    `cost`, which records time, machine and software. It does depend on the number of torch threads, which
     determines the order of summation. Torch's global random state is left unchanged.
 
     Args:
@@ -90,7 +90,7 @@ def run_training(
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or best_device())
     at_hand(cells[0].model_folder, "config.json")
-    cell, tasks = cells[0], [_task(each, store, data_root, cache) for each in cells]
+    cell, tasks = cells[0], [_task(member, store, data_root, cache) for member in cells]
     task = tasks[0]
     streams = streams_of(cell.seed)
     backend = backend_of(chosen)
@@ -102,8 +102,8 @@ def run_training(
             load_kept(encoder, store, cell.start.key)
         # Initialise the head as transformers does for a model with this configuration.
         deviation = getattr(encoder.config, "initializer_range", 0.02)
-        chance = torch.Generator().manual_seed(streams["head"])
-        head = task.head(encoder.config.hidden_size, fresh_layers(chance, deviation))
+        generator = torch.Generator().manual_seed(streams["head"])
+        head = task.head(encoder.config.hidden_size, fresh_layers(generator, deviation))
         # After drawing the head in fp32 on the CPU, so that every precision and device starts from the same draw.
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
@@ -126,17 +126,17 @@ def run_training(
             raise RuntimeError(f"trained at {trained.peak_learning_rate}, but the cell says {cell.learning_rate}")
         parameters = sum(p.numel() for module in (encoder, head) for p in module.parameters())
         shared = {"start_up": (started - began) / len(cells), "train": (ended - started) / len(cells)}
-        for each, task in zip(cells, tasks, strict=True):
+        for member, task in zip(cells, tasks, strict=True):
             began = time.perf_counter()
             examples = None
             if trained.diverged_step is None:
-                examples = evaluate(encoder, head, task, each.protocol, ("validation", "test"))
+                examples = evaluate(encoder, head, task, member.protocol, ("validation", "test"))
             scores = None
             if examples is not None:
-                scores = {split: task.scores(rows, each.declared.metric) for split, rows in examples.items()}
+                scores = {split: task.scores(rows, member.declared.metric) for split, rows in examples.items()}
             spent = time.perf_counter() - began
-            _check_files([each, cell], store, cache)
-            result = _result(each, trained, scores, streams) | {
+            _check_files([member, cell], store, cache)
+            result = _result(member, trained, scores, streams) | {
                 "parameters": parameters,
                 "cost": {
                     "seconds": sum(shared.values()) + spent,
@@ -207,9 +207,9 @@ def _task(cell: Cell, store: Path, data_root: Path | None, cache: dict[Any, Any]
         if cell.protocol.length_share is not None:
             raise UserError("length_share is not resolved: make the cell with `protocol.at_context(context)`.")
         check_length(cell.model_folder, cell.protocol.max_length)
-        made = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
-        cache["files", key] = Unchanged(made.folder, holds=lambda: damage(made.folder) is None)
-        cache[key] = made
+        prepared = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, cell.protocol, store, data_root)
+        cache["files", key] = Unchanged(prepared.folder, holds=lambda: damage(prepared.folder) is None)
+        cache[key] = prepared
     task: PreparedTask = cache[key]
     return task
 
@@ -238,11 +238,11 @@ def _base(cell: Cell, cache: dict[Any, Any]) -> PreTrainedModel:
             del cache[name]
         folder = cell.model_folder
         files = Unchanged(folder, holds=lambda: cell.weights in weights_hashes(folder))
-        found = weights_hashes(folder)
-        if cell.weights not in found:
+        hashes = weights_hashes(folder)
+        if cell.weights not in hashes:
             raise UserError(
                 f"{folder}: the model {cell.model} has changed since this sweep was planned (its hash is "
-                f"{found[0][:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
+                f"{hashes[0][:12]}, planned {cell.weights[:12]}). Start the sweep again: it plans with what is there now."
             )
         cache[key], cache["files", key] = load_encoder(folder), files
     model: PreTrainedModel = cache[key]

@@ -81,7 +81,7 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
         UserError: there is no such form.
     """
     encoder.eval()
-    # Any tokens will do, but padding: RoBERTa counts positions without it. One text is shorter, because some classes
+    # Any tokens except padding will do: RoBERTa counts no positions for it. One text is shorter, because some classes
     # change their direction with a mask for padding.
     padding = encoder.config.pad_token_id or 0
     tokens = np.delete(np.arange(9), padding) if padding < 9 else np.arange(8)
@@ -90,14 +90,14 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
     mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
     ids = torch.from_numpy(tokens).repeat(2, 1).masked_fill(mask == 0, padding)
     with torch.no_grad():
-        wanted = encode(encoder, row, packing, causal=causal)[: packing.tokens]
+        expected = encode(encoder, row, packing, causal=causal)[: packing.tokens]
         for model in _forms(encoder, causal=causal):
             shutil.rmtree(folder)
             model.save_pretrained(folder)
             with quiet():
                 loaded = AutoModel.from_pretrained(folder, **DEFAULT_KERNELS).eval()
-            found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
-            if (found - wanted).abs().max() < 1e-3 * wanted.abs().max():
+            states = loaded(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+            if (states - expected).abs().max() < 1e-3 * expected.abs().max():
                 return
     one, both = "earlier tokens only", "both sides"
     sees = f"{both}, and the cell saw {one}" if causal else f"{one}, and the cell saw {both}"
@@ -127,17 +127,16 @@ def _forms(encoder: PreTrainedModel, *, causal: bool) -> Iterator[PreTrainedMode
 
 def _write_tokenizer(cell: Cell, folder: Path) -> None:
     """Write a tokenizer that gives a text the tokens that the cell was trained on."""
-    own = cell.protocol.special_tokens == "tokenizer"
-    tokenizer = load_tokenizer(cell.model_folder, own_template=own)
+    framed = cell.protocol.special_tokens == "tokenizer"
+    tokenizer = load_tokenizer(cell.model_folder, own_template=framed)
     tokenizer.model_max_length, tokenizer.padding_side = cell.protocol.max_length, "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
     settings = read_json(folder / "tokenizer_config.json")
-    write_json(
-        folder / "tokenizer_config.json", {**settings, "tokenizer_class": PLAIN[0]}
-    )  # transformers 4 knows it too
-    if not own:
+    # A class that transformers 4 knows too.
+    write_json(folder / "tokenizer_config.json", {**settings, "tokenizer_class": PLAIN[0]})
+    if not framed:
         content = read_json(folder / "tokenizer.json")
         end = ending(tokenizer)
         token = str(tokenizer.convert_ids_to_tokens(end))
