@@ -96,7 +96,7 @@ class Blocks:
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
-        # Of rows whose shard is not copied: index in `taken`, shard, first token.
+        # For rows whose shard is not copied: index in `taken`, shard, first token.
         apart: list[tuple[int, int, int]] = []
         for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
             if self._whole(shard):
@@ -133,10 +133,10 @@ class Blocks:
         return np.flatnonzero(self.tokens(shard) == eos)
 
     def bring(self, suffix: str, shards: Iterable[int]) -> None:
-        """Copy files beside several shards to this node side by side; whoever opens one verifies it, and sees if it is missing."""
+        """Copy the files beside several shards to this node in parallel. Opening one verifies it, and fails if it is missing."""
         if self.shelf.address is None:
             return
-        files = [beside(self.shards[each].file, suffix) for each in shards]
+        files = [beside(self.shards[shard].file, suffix) for shard in shards]
         absent = [(file, 0, None) for file in files if not (self.shelf.local / file).is_file()]
         with suppress(UserError):
             for (file, _, _), content in zip(absent, self.shelf.ranges(absent), strict=True):
@@ -154,14 +154,14 @@ class Blocks:
     def damaged(self) -> dict[str, str]:
         """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
         sizes = self.shelf.sizes()
-        found = {}
+        faults = {}
         for shard in self.shards:
-            size, wanted = sizes.get(shard.file), self.bytes_of(shard)
+            size, expected = sizes.get(shard.file), self.bytes_of(shard)
             if size is None:
-                found[shard.file] = "no such file"
-            elif size != wanted:
-                found[shard.file] = f"{size:,} bytes, but it was written with {wanted:,}"
-        return found
+                faults[shard.file] = "no such file"
+            elif size != expected:
+                faults[shard.file] = f"{size:,} bytes, but it was written with {expected:,}"
+        return faults
 
     def _count(self, shard: int) -> int:
         return self.shards[shard].blocks * self.stored_length // self.block_length
@@ -176,8 +176,8 @@ class Blocks:
             return True
         if index not in self._copied:
             size = self.bytes_of(self.shards[index])
-            here = self.size <= self.shelf.gib * 2**30
-            self._copied[index] = here and (self.shelf.has(self.shards[index].file, size) or self.shelf.has_room(size))
+            fits = self.size <= self.shelf.gib * 2**30
+            self._copied[index] = fits and (self.shelf.has(self.shards[index].file, size) or self.shelf.has_room(size))
         return self._copied[index]
 
     def _read(self, wanted: Sequence[tuple[int, int, int]]) -> list[NDArray[Any]]:
@@ -196,7 +196,7 @@ class Blocks:
             )
             parts.append((self.shards[shard].file, blocks.start * size, blocks.stop * size))
         self.bring(SUMS, {shard for shard, _, _ in wanted} - self._sums.keys())
-        found = []
+        tokens = []
         for (shard, _, _), (blocks, span), (file, _, _), content in zip(
             wanted, spans, parts, self.shelf.ranges(parts), strict=True
         ):
@@ -205,8 +205,8 @@ class Blocks:
                 raise UserError(
                     f"{self.shelf.where(file)}: blocks {blocks.start} to {blocks.stop - 1} are not what was written. {AGAIN}"
                 )
-            found.append(np.frombuffer(content, dtype)[span])
-        return found
+            tokens.append(np.frombuffer(content, dtype)[span])
+        return tokens
 
     def _sums_of(self, index: int) -> NDArray[np.uint32]:
         """Return the checksums of a shard's blocks as they are stored, uint32 [blocks], from a copy on this node."""
@@ -242,9 +242,9 @@ class Blocks:
 
     def _map(self, index: int) -> NDArray[Any]:
         """Return a shard's blocks, [blocks, block_length]; fetched, checked and mapped on first use."""
-        known = self._maps.get(index)
-        if known is not None:
-            return known
+        opened = self._maps.get(index)
+        if opened is not None:
+            return opened
         shard = self.shards[index]
         path = self.shelf.fetch(shard.file, self.bytes_of(shard), shard.sha256)
         if self.shelf.address is not None:

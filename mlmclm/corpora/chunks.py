@@ -124,23 +124,23 @@ class Chunks:
             first, following = 0, self._starts_in(shard)[:1].tolist()
 
     def _starts_in(self, shard: int) -> NDArray[np.int32]:
-        known = self._starts.get(shard)
-        if known is None:
+        cached = self._starts.get(shard)
+        if cached is None:
             if len(self._starts) >= REMEMBERED:
                 del self._starts[next(iter(self._starts))]  # the one found first
             ends, size = self.blocks.ends(shard, self.end), self.blocks.tokens_in(shard)
             starts, _ = chunk_starts(ends, size, self.block_length - FRAME, self.table.offsets[shard])
-            known = self._starts[shard] = starts.astype(np.int32)
-        return known
+            cached = self._starts[shard] = starts.astype(np.int32)
+        return cached
 
 
 def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
     """Count the chunks of a corpus part, or read the file beside the shards that keeps an earlier count."""
     file = f"chunks-{Path(blocks.shards[0].file).stem}-{length}.json"
-    found = blocks.shelf.read(file)
-    if found is not None:
+    content = blocks.shelf.read(file)
+    if content is not None:
         where = blocks.shelf.where(file)
-        value = parse_sealed(found, where, f"Delete {where}: it will be made again.")
+        value = parse_sealed(content, where, f"Delete {where}: it will be made again.")
         return ChunkTable(tuple(value["rows"]), tuple(value["offsets"]), value["tokens"])
     rows, offsets, tokens, offset = list[int](), list[int](), 0, 0
     with bars() as report:

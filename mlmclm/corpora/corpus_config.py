@@ -90,9 +90,9 @@ class TokenizerConfig(Frozen):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        given = [key for key in ("name", "path", "train_vocab_size") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of name, path and train_vocab_size is needed, got {given or 'none'}")
+        origins = [key for key in ("name", "path", "train_vocab_size") if getattr(self, key) is not None]
+        if len(origins) != 1:
+            raise ValueError(f"exactly one of name, path and train_vocab_size is needed, got {origins or 'none'}")
         if self.revision is not None and self.name is None:
             raise ValueError("revision goes with name only")
         return self

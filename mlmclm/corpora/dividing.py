@@ -27,9 +27,9 @@ def divide_source(
     Raises:
         UserError: a part has no text, or too little.
     """
-    own = source.validation()
-    if own is None:
-        found = divide(
+    validation = source.validation()
+    if validation is None:
+        division = divide(
             _followed(source.train(), report),
             fraction=corpus.validation_fraction,
             seed=corpus.seed,
@@ -37,25 +37,25 @@ def divide_source(
         )
     else:
         # No hash is below 0: the documents of `train` are all for training.
-        found = Division(0, _bytes(own, block_length), _bytes(source.train(), block_length), True)
+        division = Division(0, _bytes(validation, block_length), _bytes(source.train(), block_length), True)
     # A source without any text and a source whose only text is held out are different errors.
-    if not found.training and not (own is None and found.held):
+    if not division.training and not (validation is None and division.held):
         raise no_text(corpus)
-    if not found.training and found.several:
+    if not division.training and division.several:
         raise UserError(
             f"corpus source {corpus.source!r}: all of its documents are held out for validation (validation_fraction "
             f"{corpus.validation_fraction:g}). Lower validation_fraction, or give more documents."
         )
-    if not found.training:
+    if not division.training:
         raise UserError(
             f"corpus source {corpus.source!r}: it is a single document, and at least one is held out for validation. Give more documents, or a "
             "validation part of its own (a file whose name begins with 'validation', or the name of one as validation_split). A text file is "
             "one document; with 'text_documents: paragraph' each of its paragraphs is one."
         )
-    for part, size in ((TRAIN, found.training), (VALIDATION, found.held)):
+    for part, size in ((TRAIN, division.training), (VALIDATION, division.held)):
         if size < block_length and (byte_level or not size):
             raise too_little(corpus, part, f"at most {size:,} tokens", block_length)
-    return None if own is not None else found.below
+    return None if validation is not None else division.below
 
 
 def no_text(corpus: CorpusConfig) -> UserError:
@@ -66,11 +66,11 @@ def no_text(corpus: CorpusConfig) -> UserError:
 
 def too_little(corpus: CorpusConfig, part: str, size: str, block_length: int) -> UserError:
     """Return the error for a part that doesn't fill one block."""
-    found = f"corpus source {corpus.source!r}: the {part} part has {size}, fewer than one block of {block_length}."
+    problem = f"corpus source {corpus.source!r}: the {part} part has {size}, fewer than one block of {block_length}."
     if part == TRAIN:
-        return UserError(f"{found} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
+        return UserError(f"{problem} Choose a shorter block, more text, or a larger max_tokens or max_documents.")
     return UserError(
-        f"{found} Choose a shorter block or more validation text: a larger validation_fraction (now {corpus.validation_fraction:g}; it counts where "
+        f"{problem} Choose a shorter block or more validation text: a larger validation_fraction (now {corpus.validation_fraction:g}; it counts where "
         "the source has no validation part of its own) or max_validation_tokens, or name a validation_split."
     )
 

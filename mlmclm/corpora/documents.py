@@ -95,11 +95,11 @@ class Source(Protocol):
         return ""
 
     def check_unchanged(self) -> None:
-        """Raise a `UserError` if the documents are not those of the `fingerprint` any more, as far as that costs no reading."""
+        """Raise a `UserError` if the documents have changed since `fingerprint`, as far as that shows without reading them."""
         return
 
     def check(self) -> None:
-        """Check that the source exists, as far as opening it has not done so; reads no document.
+        """Check that the source exists, where opening it has not checked that; reads no document.
 
         Raises:
             UserError: there is no such source.
@@ -120,9 +120,9 @@ class StoredText(FolderArtifact):
 
     @classmethod
     def all(cls, store: Path) -> Iterator[StoredText]:
-        """Yield those of a store."""
-        here = {folder.name for folder in store.glob(f"{cls.part}/*-*") if folder.is_dir()}
-        for key in sorted(here | {folder.name for folder in names_at(store / cls.part)}):
+        """Yield the stored texts of a store."""
+        local = {folder.name for folder in store.glob(f"{cls.part}/*-*") if folder.is_dir()}
+        for key in sorted(local | {folder.name for folder in names_at(store / cls.part)}):
             if KEY.fullmatch(key.rpartition("-")[2]) and "-" in key:  # others were set aside
                 yield cls(store, key).brought()
 
@@ -190,14 +190,14 @@ class FileSource(Source):
         self._paragraphs = config.text_documents == "paragraph"
         if path.is_file() and kind_of(path) not in SUFFIXES:
             raise UserError(f"{path}: not a kind of file that can be read. Allowed: {_ALLOWED}.{instead_of([path])}")
-        there = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        files, reasons = self._of_text(there)
+        paths = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        files, reasons = self._of_text(paths)
         if not files:
-            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.{instead_of(there)}")
+            raise UserError(f"{path}: there is no file of text in this folder. Allowed: {_ALLOWED}.{instead_of(paths)}")
         parts = {file: self._part_of(file) for file in files}
         if not any(self._begins(file, part, _SPLITS) for file, part in parts.items()):
             inside = {
-                file: found[1] for file in files if not self._is_document(file) and (found := _INSIDE.search(file.name))
+                file: match[1] for file in files if not self._is_document(file) and (match := _INSIDE.search(file.name))
             }
             parts |= inside if any(part.startswith("train") for part in inside.values()) else {}
         train = self._of_split(config.split, parts)
@@ -223,21 +223,21 @@ class FileSource(Source):
         self._most_left_out = config.max_left_out
         self._reasons = {
             file: reasons.get(file, OTHER_SPLIT if file in parts else OTHER_KIND)
-            for file in there
+            for file in paths
             if file not in read and not _hidden(file.relative_to(path))
         }
 
-    def _of_text(self, there: list[Path]) -> tuple[list[Path], dict[Path, str]]:
+    def _of_text(self, paths: list[Path]) -> tuple[list[Path], dict[Path, str]]:
         """Return the files that hold the text, and why others of their kinds do not; see the class."""
-        known = [
+        readable = [
             file
-            for file in without_caches(there)
+            for file in without_caches(paths)
             if kind_of(file) in SUFFIXES
             and not (_hidden(file.relative_to(self._path)) and (self._is_document(file) or file.suffix not in FIRST))
         ]
         # `dataset_info.json` and the like describe a data set, unless such a file itself is named as the text.
-        files = [file for file in known if file.name not in NO_TABLES or file == self._path]
-        reasons = {file: ABOUT for file in known if file not in set(files)}
+        files = [file for file in readable if file.name not in NO_TABLES or file == self._path]
+        reasons = {file: ABOUT for file in readable if file not in set(files)}
         if any(kind_of(file) in TABLES for file in files):
             reasons |= {file: ABOUT for file in files if kind_of(file) == ".md" and file.stem.lower() in CARDS}
         reasons |= dict.fromkeys(_copies([file for file in files if file not in reasons]), COPY)
@@ -266,9 +266,9 @@ class FileSource(Source):
         ):
             named = list(parts)
         if not named:
-            found = ", ".join(sorted(set(parts.values())))
+            names = ", ".join(sorted(set(parts.values())))
             raise UserError(
-                f"{self._path}: no file of split {split!r} (a name that starts with it). There are: {found}."
+                f"{self._path}: no file of split {split!r} (a name that starts with it). There are: {names}."
             )
         return named
 
@@ -319,26 +319,26 @@ class FileSource(Source):
             )
 
     def fingerprint(self) -> str:
-        """Return a hash of the files' content, to which later readings are bound (`storage.unchanged`).
+        """Return a hash of the files' content; later reads check that the files still have it (`storage.unchanged`).
 
         A file is hashed again only if its mark has changed.
         """
-        known_path = self._store / "corpora" / "hashes.json"
-        known = _known_hashes(known_path)
+        hashes_path = self._store / "corpora" / "hashes.json"
+        hashes = _known_hashes(hashes_path)
         parts, changed = [], False
         for part, files in self._files.items():
             for file in files:
-                entry = known.get(str(file.resolve()))
+                entry = hashes.get(str(file.resolve()))
                 if entry is None or entry[0] != [*mark_of(file.stat())]:
-                    mark, found = marked_hash(file)
-                    entry = known[str(file.resolve())] = [[*mark], found]
+                    mark, digest = marked_hash(file)
+                    entry = hashes[str(file.resolve())] = [[*mark], digest]
                     changed = True
                 self._hashed[file] = tuple(entry[0]), entry[1]
                 # The suffix decides how a file is read, and with it its documents; the file's name does not.
                 suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
                 parts.append([part, suffix, entry[0][0], entry[1]])
         if changed:
-            write_sealed(known_path, known)
+            write_sealed(hashes_path, hashes)
         # `text_documents` changes the documents of text files only: a folder of tables keeps its fingerprint.
         return stable_hash([self._column, parts, *(["file"] if self._documents else [])])[:16]
 
@@ -392,7 +392,7 @@ class HubSource(Source):
     def fingerprint(self) -> str:
         """Return a hash of the name, commit, splits and column: a commit's content never changes on the hub.
 
-        A data set that the store has no commit of yet has its revision in place of that, under which nothing is made.
+        Until the store has pinned a commit, the revision takes its place. Nothing is made under such a fingerprint.
         """
         # The order of the class's fields is part of the hash.
         config = self._config.model_copy(update={"revision": self._commit or self._config.revision})
@@ -434,8 +434,8 @@ class HubSource(Source):
                 check_column(config.source, config.text_column, row)
                 yield text_of(row[config.text_column], config.source, config.text_column)
         except ValueError as error:
-            said = listed(error, config.config_name, split)
-            raise UserError(f"corpus source {config.source!r}, split {split!r}: {said}") from error
+            reason = listed(error, config.config_name, split)
+            raise UserError(f"corpus source {config.source!r}, split {split!r}: {reason}") from error
         except (OSError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             raise replace(self._repository, where=f"corpus source {config.source!r}").trouble(error) from error
 
@@ -467,10 +467,10 @@ def _copies(files: Sequence[Path]) -> list[Path]:
     seen: set[object] = set()
     copies = []
     for file in sorted(files, key=lambda file: not _precedes(file)):
-        whole = file.with_suffix("") if is_compressed(file) else file
-        marks: list[object] = [whole]
+        original = file.with_suffix("") if is_compressed(file) else file
+        marks: list[object] = [original]
         if kind_of(file) in TABLES:
-            marks.append((file.parent, whole.stem))
+            marks.append((file.parent, original.stem))
         if not _precedes(file) and not seen.isdisjoint(marks):
             copies.append(file)
         seen.update(marks)
@@ -478,7 +478,7 @@ def _copies(files: Sequence[Path]) -> list[Path]:
 
 
 def _is_lost(file: Path, reason: str) -> bool:
-    """Return whether a file that is not read may hold text that was meant to be."""
+    """Return whether a file that is not read may hold text of the corpus."""
     media = (mimetypes.guess_type(file.name)[0] or "").partition("/")[0]
     return reason not in (OTHER_SPLIT, COPY, ABOUT) and media not in NO_TEXT
 

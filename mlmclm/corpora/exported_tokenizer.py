@@ -38,7 +38,7 @@ def write_tokenizer(
     """
     tokenizer = read_json(source / TOKENIZER_FILES[0])
     settings = read_json(source / TOKENIZER_FILES[1])
-    own = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
+    original = {"post_processor": tokenizer.get("post_processor"), "bos_token": settings.get("bos_token")}
     if context is not None:
         settings["model_max_length"] = context
     if decoder and not begins:
@@ -46,7 +46,7 @@ def write_tokenizer(
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     begin, end = ((text, ids[text]) for text in (_text(settings["bos_token"]), _text(settings["eos_token"])))
     tokenizer["post_processor"] = post_processor(
-        own["post_processor"], start=begin if begins else None, end=None if decoder else end
+        original["post_processor"], start=begin if begins else None, end=None if decoder else end
     )
     contents = {
         TOKENIZER_FILES[0]: json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
@@ -56,7 +56,7 @@ def write_tokenizer(
         name: [hashlib.sha256(content.encode()).hexdigest(), hash_file(source / name)]
         for name, content in contents.items()
     }
-    add_notes(target, {TOKENIZER: {**own, "stands_for": stands_for}})
+    add_notes(target, {TOKENIZER: {**original, "stands_for": stands_for}})
     if decoder:
         write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
     for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: once it is the exported one, all is there

@@ -1,7 +1,7 @@
-"""A tokenizer as its tokenizer.json says, with the settings beside it, whatever class of transformers it is said to have.
+"""Reading of a tokenizer as its tokenizer.json defines it, whatever class of transformers the settings beside it name.
 
-transformers 5 builds the parts of some classes (GPT-2, Qwen2, BERT, RoBERTa, ...) anew, without regard to the normalizer
-and the pre-tokenizer of the file. A model would be given other tokens than it was trained on.
+transformers 5 rebuilds the parts of some classes (GPT-2, Qwen2, BERT, RoBERTa, ...) and ignores the file's normalizer and
+pre-tokenizer. The model would then get other tokens than it was trained on.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def read_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerFast:
 
 
 def _check_normalizer(normalizer: Any, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError if BERT's settings contradict tokenizer.json: its class in transformers goes by the settings."""
-    for setting, own in _NORMALIZER.items() if type(normalizer).__name__ == "BertNormalizer" else ():
-        there = getattr(normalizer, own)
-        said = settings.get(setting, there)
-        # Accents go with capital letters unless it is said.
-        if (normalizer.lowercase if said is None else said) != (normalizer.lowercase if there is None else there):
+    """Raise ValueError if BERT's settings contradict tokenizer.json: its class in transformers follows the settings."""
+    for setting, attribute in _NORMALIZER.items() if type(normalizer).__name__ == "BertNormalizer" else ():
+        actual, lower = getattr(normalizer, attribute), normalizer.lowercase
+        configured = settings.get(setting, actual)
+        # Without a setting, accents are stripped if capital letters are lowered.
+        if (lower if configured is None else configured) != (lower if actual is None else actual):
             raise ValueError(
-                f"tokenizer_config.json says {setting}: {said}, and tokenizer.json {own}: {there}. Make them equal, as the model was trained"
+                f"tokenizer_config.json says {setting}: {configured}, and tokenizer.json {attribute}: {actual}. Make them equal, as the model was trained"
             )

@@ -31,15 +31,15 @@ def fill(
 ) -> None:
     """Tokenise and pack documents of `streams` until all writers are full or the source is exhausted."""
     characters_a_token: float = CHARACTERS_A_TOKEN
-    wanted = set(writers)
-    while wanted:
+    unfilled = set(writers)
+    while unfilled:
         short: set[str] = set()
         for stream in streams(corpus, source, below, characters_a_token):
-            own = {part: writers[part] for part in stream.parts if part in wanted}
-            if not all(writer.full for writer in own.values()):
-                short |= _run(stream, own, corpus, encoder, report)
+            active = {part: writers[part] for part in stream.parts if part in unfilled}
+            if not all(writer.full for writer in active.values()):
+                short |= _run(stream, active, corpus, encoder, report)
         # Go on only for parts whose choice of text was too small; the others have used all of their documents.
-        wanted = {part for part in short if not writers[part].full}
+        unfilled = {part for part in short if not writers[part].full}
         # The next choice starts with the same documents, which the writers skip, and continues with others.
         characters_a_token *= 2
 
@@ -49,9 +49,9 @@ def _run(
 ) -> set[str]:
     """Pack one stream; return the parts of which it left documents out."""
     short: set[str] = set()
-    shown = writers.get(TRAIN)  # Progress is that of the training part if the stream has it.
+    training = writers.get(TRAIN)  # Progress is that of the training part if the stream has it.
     if stream.chosen:  # All documents are read before the first one is tokenised.
-        report("choosing documents" if shown is not None else "choosing documents for validation", 0, None)
+        report("choosing documents" if training is not None else "choosing documents for validation", 0, None)
     with closing(encoder(stream, {part: writer.next for part, writer in writers.items()})) as answers:
         for encoded in answers:
             ended = _add(encoded, writers, short)
@@ -59,8 +59,8 @@ def _run(
                 # Not before the first shard is finished: a few documents are not a fair sample.
                 if writer.records:
                     check_fit(writer, corpus)
-            if shown is not None:
-                report("tokenising", shown.tokens, corpus.max_tokens, "tokens")
+            if training is not None:
+                report("tokenising", training.tokens, corpus.max_tokens, "tokens")
             else:
                 tokens, most = writers[VALIDATION].tokens, corpus.max_validation_tokens
                 report("tokenising for validation", tokens, most, "tokens")

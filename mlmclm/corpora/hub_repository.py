@@ -1,9 +1,9 @@
-"""Repositories of the Hugging Face Hub: their commits, which a store keeps to, and the errors of asking for them.
+"""Repositories of the Hugging Face Hub: their commits, which a store pins, and the errors of asking for them.
 
     hub/KIND-ID.json      the commit that a name and revision stood for when this store first asked
 
-A branch and a tag can move. What a store has made from one would then be continued with another text or tokenizer under
-the same key, so that every later run asks for the noted commit. Deleting the file takes the commit of now.
+A branch and a tag can move. The same key would then stand for another text or tokenizer, so every later run asks for the
+noted commit. After the file is deleted, the store pins the current commit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HubRepository:
     instead: str = "or give a local folder"
     """End of error messages: what else would help."""
     local: bool = False
-    """Whether the name is rather that of a local folder, which is missing."""
+    """Whether the name is more likely that of a missing local folder."""
 
     def commit(self) -> str:
         """Ask the Hub which commit the revision is.
@@ -55,49 +55,49 @@ class HubRepository:
 
         try:
             api = HfApi()
-            found = api.repo_info(self.name, repo_type=self.kind, revision=self.revision, timeout=PATIENCE)
+            info = api.repo_info(self.name, repo_type=self.kind, revision=self.revision, timeout=PATIENCE)
             api.auth_check(self.name, repo_type=self.kind)  # what a gated repository is called, everyone may know
-        except Exception as error:  # among them those of its HTTP library, whichever that is
+        except Exception as error:  # including those of its HTTP library
             raise self._named(error) from error
-        assert found.sha is not None
-        return found.sha
+        assert info.sha is not None
+        return info.sha
 
     def pinned(self, store: Path) -> str | None:
-        """Return the commit that the store keeps to; None if it never asked."""
+        """Return the commit that the store has pinned; None if it never asked."""
         if self.revision is not None and COMMIT.fullmatch(self.revision):
             return self.revision
         file = self._pin(store)
         if not is_here(file):
             return None
-        return str(read_sealed(file, f"Delete it: the commit of now is then taken for {self.name}.")["commit"])
+        return str(read_sealed(file, f"Delete it to take the current commit of {self.name}.")["commit"])
 
     def pin(self, store: Path) -> str:
-        """Return the commit that the store keeps to, after noting the one of now if it never asked.
+        """Return the commit that the store has pinned; pin the current one if it never asked.
 
         Raises what `commit` does.
         """
         check_folder(store)  # before anything is asked for that could not be noted
-        found = self.pinned(store)
-        if found is None:
-            found, file = self.commit(), self._pin(store)
-            noted = {"kind": self.kind, "name": self.name, "revision": self.revision, "commit": found}
+        commit = self.pinned(store)
+        if commit is None:
+            commit, file = self.commit(), self._pin(store)
+            noted = {"kind": self.kind, "name": self.name, "revision": self.revision, "commit": commit}
             write_sealed(file, {**noted, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
             send_file(file)
-        return found
+        return commit
 
     def trouble(self, error: BaseException) -> MlmclmError:
         """Return the error for something that one of the Hub's libraries could not load.
 
-        They wrap errors in different ways, so that the Hub is asked once more what is the matter.
+        They wrap errors in different ways, so the Hub is asked once more for the cause.
         """
         try:
             self.commit()
-        except MlmclmError as found:
-            return found
-        said = f"{self._begin}{self._shown} cannot be loaded ({type(error).__name__}: {one_line(error, 300)})"
+        except MlmclmError as fault:
+            return fault
+        problem = f"{self._begin}{self._shown} cannot be loaded ({type(error).__name__}: {one_line(error, 300)})"
         if isinstance(error, (ValueError, FileNotFoundError, RuntimeError, ImportError)):
-            return UserError(f"{said}. See what it has on {self._page}, {self.instead}.")
-        return EnvironmentFault(f"{said}. Run the same command again, {self.instead}.")
+            return UserError(f"{problem}. See what it has on {self._page}, {self.instead}.")
+        return EnvironmentFault(f"{problem}. Run the same command again, {self.instead}.")
 
     def _pin(self, store: Path) -> Path:
         return store / PINS / f"{self.kind}-{stable_hash([self.name, self.revision])[:16]}.json"
@@ -171,7 +171,7 @@ class HubRepository:
 
         with suppress(Exception):
             refs = HfApi().list_repo_refs(self.name, repo_type=self.kind)
-            names = [each.name for each in (*refs.branches, *refs.tags)]
+            names = [ref.name for ref in (*refs.branches, *refs.tags)]
             return f"{meant(str(self.revision), names)} It has: {', '.join(names[:20])}."
         return ""
 
@@ -183,17 +183,17 @@ class HubRepository:
         api = HfApi()
         search: Callable[..., Iterable[Any]] = api.list_datasets if self.kind == "dataset" else api.list_models
         with suppress(Exception):
-            for asked in (*([{"author": owner}] if owner else ()), {"search": title}):
-                if question := meant(self.name, [each.id for each in search(**asked, limit=200)]):
+            for query in (*([{"author": owner}] if owner else ()), {"search": title}):
+                if question := meant(self.name, [hit.id for hit in search(**query, limit=200)]):
                     return question
         return ""
 
 
-def listed(error: object, *given: str | None) -> str:
+def listed(error: object, *requested: str | None) -> str:
     """Return `datasets`' error about a configuration or split on one line, with the nearest of the names that it lists."""
     text = one_line(error, 600).rstrip(".")
     names = re.findall(r"'([^']+)'", text.rpartition("[")[2])
-    wrong = [value for value in given if value is not None and value not in names]
+    wrong = [value for value in requested if value is not None and value not in names]
     return f"{text}.{meant(wrong[0], names) if wrong else ''}"
 
 
@@ -242,5 +242,5 @@ def _from_cache(name: str, folder: Path, commit: str, split: str) -> Any:
     return builder.as_dataset(split=split)
 
 
-def _other_commit(name: str, found: str, wanted: str) -> FileNotFoundError:
-    return FileNotFoundError(f"the cache has the commit {found} of {name}, not {wanted}")
+def _other_commit(name: str, cached: str, wanted: str) -> FileNotFoundError:
+    return FileNotFoundError(f"the cache has the commit {cached} of {name}, not {wanted}")

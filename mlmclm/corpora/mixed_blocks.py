@@ -42,9 +42,9 @@ class MixedBlocks:
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
         numbers = np.searchsorted(self._ends, rows, side="right")  # [n]
         for number, (name, blocks) in enumerate(self.sources.items()):
-            here = numbers == number
-            if here.any():
-                taken[here] = blocks.take(rows[here] - self.first[name])
+            mask = numbers == number
+            if mask.any():
+                taken[mask] = blocks.take(rows[mask] - self.first[name])
         return taken
 
 
@@ -80,7 +80,7 @@ def stored(blocks: Blocks | Chunks | MixedBlocks | InTurns) -> list[Blocks]:
     if isinstance(blocks, Blocks):
         return [blocks]
     parts = blocks.sources.values() if isinstance(blocks, MixedBlocks) else [blocks.blocks]
-    return [each for part in parts for each in stored(part)]
+    return [leaf for part in parts for leaf in stored(part)]
 
 
 def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks | Chunks | InTurns:
@@ -99,15 +99,15 @@ def rows_of_length(
     Args:
         length: tokens of a row.
         tokenizer: folder of the corpus's prepared tokenizer.
-        mix: the phase's. Chunks are only counted in its sources, since counting reads a whole source.
+        mix: the mix of the phase. Chunks are only counted in its sources, since counting reads a whole source.
 
     Raises:
         UserError: rows are chunks, and the tokenizer's BOS is also its EOS.
     """
     if isinstance(blocks, MixedBlocks):
         names = list(blocks.sources) if mix is None or rows == "joined" else [name for name, _ in mix]
-        found = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
-        return MixedBlocks(cast("dict[str, Blocks | Chunks]", found))
+        sources = {name: rows_of_length(blocks.sources[name], length, rows, tokenizer) for name in names}
+        return MixedBlocks(cast("dict[str, Blocks | Chunks]", sources))
     assert isinstance(blocks, Blocks), "a corpus stores blocks"
     if rows == "joined":
         return blocks.at_length(length)

@@ -75,12 +75,12 @@ def prepare_sources(
             corpus, tokenizer, block_length=block_length, progress=progress, elsewhere=elsewhere(corpus), **folders
         )
 
-    made = _joined(_each(corpora, one))
-    file = folders["store"] / "corpora" / made.key / SOURCES
+    prepared = _joined(_each(corpora, one))
+    file = folders["store"] / "corpora" / prepared.key / SOURCES
     if not is_here(file):
-        write_sealed(file, {"sources": {name: corpus.key for name, corpus in made.sources.items()}})
+        write_sealed(file, {"sources": {name: corpus.key for name, corpus in prepared.sources.items()}})
         send_file(file)
-    return made
+    return prepared
 
 
 def find_sources(
@@ -92,18 +92,18 @@ def find_sources(
     **folders: Unpack[Folders],
 ) -> PreparedSources | None:
     """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
-    known = _shared_tokenizer(corpora, mix, tokenizer, block_length, silent, folders)
-    if known is None:
+    shared = _shared_tokenizer(corpora, mix, tokenizer, block_length, silent, folders)
+    if shared is None:
         return None
 
     def one(name: str) -> PreparedCorpus | None:
-        return find_corpus(corpora[name], known, block_length=block_length, **folders)
+        return find_corpus(corpora[name], shared, block_length=block_length, **folders)
 
-    found = _each(corpora, one)
-    there = {name: corpus for name, corpus in found.items() if corpus is not None}
-    if len(there) < len(found) or not is_here(folders["store"] / "corpora" / _key(there) / SOURCES):
+    prepared = _each(corpora, one)
+    ready = {name: corpus for name, corpus in prepared.items() if corpus is not None}
+    if len(ready) < len(prepared) or not is_here(folders["store"] / "corpora" / _key(ready) / SOURCES):
         return None
-    return _joined(there)
+    return _joined(ready)
 
 
 def _shared_tokenizer(
@@ -118,7 +118,7 @@ def _shared_tokenizer(
 ) -> TokenizerConfig | None:
     """Return the tokenizer of all sources: the given one, or one trained on text with the shares of the mix.
 
-    Unless it should `train` one, None if that isn't there yet.
+    Without `train`, None if it would have to be trained first.
     """
     if tokenizer.train_vocab_size is None:
         return tokenizer

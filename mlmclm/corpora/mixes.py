@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, PlainSerializer
 
 LONGEST_PERIOD = 100_000
-"""Most blocks after which the turns of the sources may repeat: weights with five digits fit."""
+"""Maximum number of blocks after which the turns of the sources repeat: weights with five digits fit."""
 
 
 def _parsed(value: Any) -> Any:
@@ -32,27 +32,27 @@ def _parsed(value: Any) -> Any:
     """
     if value is None:
         return None
-    given = dict.fromkeys([value], 1) if isinstance(value, str) else value
-    given = dict(given) if isinstance(given, tuple) else given
-    if not isinstance(given, Mapping):
+    weights = dict.fromkeys([value], 1) if isinstance(value, str) else value
+    weights = dict(weights) if isinstance(weights, tuple) else weights
+    if not isinstance(weights, Mapping):
         raise ValueError(f"expected the name of a source, or names with their weights, got {value!r}")
-    for name, weight in given.items():
+    for name, weight in weights.items():
         if not isinstance(name, str):
             raise ValueError(f"the source {name!r} is not a string; put its name in quotes")
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not number or not 0 <= weight < math.inf:
             raise ValueError(f"{name}: the weight {weight!r} is not a number of 0 or more")
-    exact = {name: Fraction(repr(weight)) for name, weight in sorted(given.items()) if weight}
+    exact = {name: Fraction(repr(weight)) for name, weight in sorted(weights.items()) if weight}
     if not exact:
         raise ValueError("its weights add up to 0; give at least one source a weight above 0")
     common = math.lcm(*(weight.denominator for weight in exact.values()))
-    whole = {name: int(weight * common) for name, weight in exact.items()}
-    divisor = math.gcd(*whole.values())
-    if sum(whole.values()) // divisor > LONGEST_PERIOD:
+    integers = {name: int(weight * common) for name, weight in exact.items()}
+    divisor = math.gcd(*integers.values())
+    if sum(integers.values()) // divisor > LONGEST_PERIOD:
         raise ValueError(
             f"its weights cannot be written as whole numbers that sum to at most {LONGEST_PERIOD:,}; round them"
         )
-    return tuple((name, weight // divisor) for name, weight in whole.items())
+    return tuple((name, weight // divisor) for name, weight in integers.items())
 
 
 Mix = Annotated[

@@ -26,7 +26,7 @@ CONTEXT = "context"
 EARLIER = "earlier"
 """Hashes by earlier definitions, in a file beside a stored model folder; an earlier version wrote none."""
 STATE = "state"
-"""Key of the state that a revision has the weights of."""
+"""Key of the checkpoint whose weights a revision has."""
 OBJECTIVE = "objective"
 """Name of the objective of the last training step, or `UNTRAINED`."""
 UNTRAINED = "untrained"
@@ -50,9 +50,9 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 def add_notes(folder: Path, values: Mapping[str, Any]) -> None:
     """Add to the notes of a folder; notes of the same names are replaced."""
-    there = read_notes(folder)
-    if there != {**there, **values}:
-        write_json(folder / NOTES, {**there, **values})
+    notes = read_notes(folder)
+    if notes != {**notes, **values}:
+        write_json(folder / NOTES, {**notes, **values})
 
 
 def corpus_tokenizer(folder: Path) -> dict[str, Any] | None:
@@ -74,24 +74,24 @@ def hash_of_corpus(file: Path) -> str | None:
     noted = read_notes(file.parent).get(TOKENIZER)
     try:
         exported, corpus = noted["stands_for"][file.name]  # type: ignore[index]
-        own = {"post_processor": noted["post_processor"], "bos_token": noted["bos_token"]}  # type: ignore[index]
-        known = str(exported), str(corpus), canonical_json(own)
+        original = {"post_processor": noted["post_processor"], "bos_token": noted["bos_token"]}  # type: ignore[index]
+        key = str(exported), str(corpus), canonical_json(original)
     except (KeyError, TypeError, ValueError):
         return None
     content = file.read_bytes() if file.is_file() else b""
     if hashlib.sha256(content).hexdigest() != exported:
         return None
-    if known not in _checked:
-        made = _originals(parse_json(content, file), own)
-        _checked[known] = any(hashlib.sha256(text.encode()).hexdigest() == corpus for text in made)
-    return str(corpus) if _checked[known] else None
+    if key not in _checked:
+        candidates = _originals(parse_json(content, file), original)
+        _checked[key] = any(hashlib.sha256(text.encode()).hexdigest() == corpus for text in candidates)
+    return str(corpus) if _checked[key] else None
 
 
 _checked: dict[tuple[str, ...], bool] = {}
-"""Whether a corpus's file can be made from an exported one, by both hashes and the note: large ones take a second."""
+"""Cache, by both hashes and the note: whether a corpus's file can be made from an exported one. Large ones take a second."""
 
 
-def _originals(exported: Any, own: Mapping[str, Any]) -> Iterator[str]:
+def _originals(exported: Any, original: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files that an exported tokenizer's file (`exported_tokenizer.write_tokenizer`) may have been made from."""
     from tokenizers import Tokenizer
 
@@ -99,18 +99,18 @@ def _originals(exported: Any, own: Mapping[str, Any]) -> Iterator[str]:
         return
     if "model" not in exported:
         for length in (UNLIMITED, exported.get("model_max_length")):
-            yield readable({**exported, "bos_token": own["bos_token"], "model_max_length": length})
+            yield readable({**exported, "bos_token": original["bos_token"], "model_max_length": length})
         return
     # The corpus's file doesn't show how the exported one counts characters, on which spans of words and answers depend.
-    if not is_exported_processor(exported.get("post_processor"), own["post_processor"]):
+    if not is_exported_processor(exported.get("post_processor"), original["post_processor"]):
         return
     try:
         # The library writes the keys of a post-processor in an order of its own, and the note has them sorted.
-        small = {**exported, "added_tokens": [], "model": EMPTY, "post_processor": own["post_processor"]}
+        small = {**exported, "added_tokens": [], "model": EMPTY, "post_processor": original["post_processor"]}
         processor = json.loads(Tokenizer.from_str(json.dumps(small)).to_str())["post_processor"]
-        whole = json.dumps({**exported, "post_processor": processor}, ensure_ascii=False, separators=(",", ":"))
-        yield whole
-        yield Tokenizer.from_str(whole).to_str()  # which writes some floating-point numbers otherwise than Python
+        content = json.dumps({**exported, "post_processor": processor}, ensure_ascii=False, separators=(",", ":"))
+        yield content
+        yield Tokenizer.from_str(content).to_str()  # which writes some floating-point numbers otherwise than Python
     except Exception:  # The library raises bare Exception.
         return
 
@@ -127,13 +127,13 @@ def damage_of_export(folder: Path) -> str | None:
     """
     for part in (folder, folder / "decoder"):
         if noted(part):
-            found = damage(part, read=False)
-            if found is None:
-                # Of the files with checksums: one that somebody has added is no damage.
+            fault = damage(part, read=False)
+            if fault is None:
+                # Only files with checksums: one that somebody has added is no damage.
                 small = [name for name in read_json(part / CHECKSUMS) if name.endswith(".json")]
-                found = damage(part, names=small)
-            if found is not None:
-                return found
+                fault = damage(part, names=small)
+            if fault is not None:
+                return fault
     return None
 
 

@@ -36,8 +36,8 @@ def _rows_at(numbers: NDArray[np.int64], n_blocks: int, seed: int) -> NDArray[np
     epochs, positions = np.divmod(numbers, n_blocks)
     rows = np.empty(len(numbers), dtype=np.int64)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        rows[here] = permute(positions[here], n_blocks, seed=seed, epoch=int(epoch))
+        mask = epochs == epoch
+        rows[mask] = permute(positions[mask], n_blocks, seed=seed, epoch=int(epoch))
     return rows
 
 
@@ -52,8 +52,8 @@ def rows_of(blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int) 
     sources, numbers = samples.of_sources()
     rows = np.empty(len(samples), dtype=np.int64)
     for index, (name, _) in enumerate(samples.mix):
-        here = sources == index
-        rows[here] = blocks.first[name] + _rows_at(numbers[here], len(blocks.sources[name]), seed)
+        mask = sources == index
+        rows[mask] = blocks.first[name] + _rows_at(numbers[mask], len(blocks.sources[name]), seed)
     return rows
 
 

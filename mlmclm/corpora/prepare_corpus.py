@@ -113,9 +113,9 @@ def find_corpus(
     """
     place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
     folder = place.tokenizer.folder
-    found = place.tokenizer.damage()
-    if found is not None and folder.is_dir():
-        raise UserError(f"{folder}: {found}. Run `mlmclm data` on the study: it makes the tokenizer again.")
+    fault = place.tokenizer.damage()
+    if fault is not None and folder.is_dir():
+        raise UserError(f"{folder}: {fault}. Run `mlmclm data` on the study: it makes the tokenizer again.")
     return _open(place) if place.complete() else None
 
 
@@ -194,8 +194,8 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
         place.report("training the tokenizer", 0, None)
         yield from chosen
 
-    made = prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
-    if made != place.tokenizer.folder:
+    path = prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
+    if path != place.tokenizer.folder:
         raise UserError(f"tokenizer.path: {config.path} has changed since it was hashed. Run the same command again.")
 
 
@@ -213,8 +213,8 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     if corpus.streaming:
         chosen = list(head(training, characters=characters))
     else:
-        found, _ = smallest_hashes(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
-        chosen = [text for _, text in found]
+        hashed, _ = smallest_hashes(training, characters=characters, purpose="tokenizer", seed=corpus.seed)
+        chosen = [text for _, text in hashed]
     if not chosen:
         raise no_text(corpus)
     return list(map(plain, chosen))
@@ -313,17 +313,17 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     A later record would be wrong if the shards before it were made again with another size.
     """
     sizes = shelf.sizes()
-    found: list[Record] = []
-    while record_file(part, len(found)) in sizes:
-        record = read_record(shelf, part, len(found))
+    records: list[Record] = []
+    while record_file(part, len(records)) in sizes:
+        record = read_record(shelf, part, len(records))
         if record is None or sizes.get(record.shard.file) != record.bytes:
             break
-        found.append(record)
+        records.append(record)
     for file in sizes:
         name, _, number = file.removesuffix(".json").rpartition("-")
-        if file.endswith(".json") and name == part and int(number) >= len(found):
+        if file.endswith(".json") and name == part and int(number) >= len(records):
             shelf.remove(file)
-    return found
+    return records
 
 
 def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
@@ -348,7 +348,7 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
                 place.block_length,
                 dtype,
                 shard_blocks=record.shard.blocks,
-                max_blocks=sum(known.shard.blocks for known in records[: number + 1]),
+                max_blocks=sum(item.shard.blocks for item in records[: number + 1]),
                 finished=records[:number],
             ) as writer:
                 fill({part: writer}, place.corpus, place.source, place.below, encoder, report)

@@ -74,9 +74,9 @@ class StoredCorpus(Artifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[StoredCorpus]:
         """Yield the corpora of a store, finished or not."""
-        here, address = {folder.name for folder in folders_in(store / cls.part)}, address_of(store / cls.part)
-        there = {path.parent.name for path in address.iterdir()} if address is not None else set()
-        for key in sorted(here | {name for name in there if KEY.fullmatch(name)}):
+        local, address = {folder.name for folder in folders_in(store / cls.part)}, address_of(store / cls.part)
+        remote = {path.parent.name for path in address.iterdir()} if address is not None else set()
+        for key in sorted(local | {name for name in remote if KEY.fullmatch(name)}):
             yield cls(store, key)
 
     @property
@@ -86,7 +86,7 @@ class StoredCorpus(Artifact):
 
     @property
     def shelf(self) -> Shelf:
-        """Where its shards are.
+        """The location of its shards.
 
         Raises:
             UserError: the note that says so is damaged.
@@ -147,7 +147,7 @@ class StoredCorpus(Artifact):
 
 
 def shelf_damage(shelf: Shelf) -> str | None:
-    """Return what is wrong with the shards on a shelf by their sizes, or None if all are there."""
+    """Return which shards on a shelf are missing or have the wrong size, in words; None if there are none."""
     index = read_index(shelf)
     if index is None:
         return "it is not finished"

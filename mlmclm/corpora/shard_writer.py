@@ -236,10 +236,10 @@ class ShardWriter:
         self._handle = None
         self._shelf.put(self._path.name)
         document, token, counts = self._cut
-        made = Shard(self._path.name, self._begun, self._digest.hexdigest())
+        shard = Shard(self._path.name, self._begun, self._digest.hexdigest())
         if self._shelf.address is not None:
             for suffix, numbers in self._beside.items():
-                self._shelf.write(beside(made.file, suffix), sealed_numbers(bytes(numbers), made.sha256))
-        record = Record(made, self._begun * self._length * self._dtype.itemsize, document, token, counts)
+                self._shelf.write(beside(shard.file, suffix), sealed_numbers(bytes(numbers), shard.sha256))
+        record = Record(shard, self._begun * self._length * self._dtype.itemsize, document, token, counts)
         self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

@@ -95,10 +95,10 @@ class Shelf:
     def has_room(self, size: int) -> bool:
         """Return whether this node's copies may take so many bytes more, after removing copies that are not needed.
 
-        Removed are the copies of other corpora in the same folder, those that were opened last the longest time ago first.
+        Copies of other corpora in the same folder are removed, the least recently opened first.
         """
-        here = [path for path in self.local.parent.glob("*/*.bin") if not path.name.startswith(".")]
-        stats = {path: status for path in here if (status := _status(path)) is not None}
+        copies = [path for path in self.local.parent.glob("*/*.bin") if not path.name.startswith(".")]
+        stats = {path: status for path in copies if (status := _status(path)) is not None}
         free = int(self.gib * 2**30) - sum(status.st_size for status in stats.values())
         others = (path for path in stats if path.parent != self.local)
         for path in sorted(others, key=lambda path: stats[path].st_mtime):
@@ -113,7 +113,7 @@ class Shelf:
         return _size(self.local / file) == size
 
     def ranges(self, wanted: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
-        """Read parts of files at the address, side by side, each given by its file, its first byte and its end (None: the file's).
+        """Read parts of files at the address in parallel, each given by its file, first byte and end (None: the file's).
 
         Raises:
             UserError: a file is missing.
@@ -121,7 +121,7 @@ class Shelf:
         """
 
         def read(system: Any, path: str) -> list[bytes]:
-            files, starts, ends = (list(each) for each in zip(*wanted, strict=True))
+            files, starts, ends = (list(column) for column in zip(*wanted, strict=True))
             paths = [f"{path}/{file}" for file in files]
             # By default an error is returned in place of a part.
             return [bytes(part) for part in system.cat_ranges(paths, starts, ends, on_error="raise")]
@@ -158,16 +158,16 @@ class Shelf:
             EnvironmentFault: the address cannot be reached, or this node's disk is full.
         """
         path = self.local / file
-        found = _size(path)
-        if self.address is not None and found != size:
+        actual = _size(path)
+        if self.address is not None and actual != size:
             with in_turn(path.with_name(f".{file}.lock")):
                 if _size(path) != size:  # Another process may have fetched it while this one waited.
                     self._copy(file, sha256)
-            found = _size(path)
-        if found is None:
+            actual = _size(path)
+        if actual is None:
             raise UserError(f"{path}: no such file. {AGAIN}")
-        if found != size:
-            raise UserError(f"{path}: {found:,} bytes, but it was written with {size:,}. {AGAIN}")
+        if actual != size:
+            raise UserError(f"{path}: {actual:,} bytes, but it was written with {size:,}. {AGAIN}")
         return path
 
     def check(self, file: str, sha256: str) -> None:
@@ -210,10 +210,10 @@ class Shelf:
         try:
             descriptor, temporary = temporary_file(self.local, file)
             self._ask(lambda system, path: system.get_file(path, temporary), file)
-            found = hash_file(Path(temporary))
-            if found != sha256:
+            actual = hash_file(Path(temporary))
+            if actual != sha256:
                 raise UserError(
-                    f"{self.where(file)}: its content is not what was written (SHA-256 {found}, not {sha256}). Delete it and run `mlmclm data` on the "
+                    f"{self.where(file)}: its content is not what was written (SHA-256 {actual}, not {sha256}). Delete it and run `mlmclm data` on the "
                     "study: only this file is made again."
                 )
             Path(temporary).chmod(usual_mode())
@@ -227,7 +227,7 @@ class Shelf:
                 Path(temporary).unlink(missing_ok=True)
                 os.close(
                     descriptor
-                )  # Open until now: a temporary file that is held open is not swept away as a dead process's.
+                )  # Open until now, so that no other process takes it for a dead one's and removes it.
 
     def _write(self, file: str, request: Callable[[Any, str], object]) -> None:
         def write(system: Any, path: str) -> None:
@@ -273,7 +273,7 @@ def file_system(address: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    # Of a chained address (`simplecache::s3://...`), the protocol that holds the files.
+    # In a chained address (`simplecache::s3://...`), the protocol that holds the files.
     protocol = address.partition("://")[0].rpartition("::")[2]
     try:
         return fsspec.core.url_to_fs(address)
@@ -288,8 +288,8 @@ def file_system(address: str) -> tuple[Any, str]:
 
 
 def _size(path: Path) -> int | None:
-    found = _status(path)
-    return None if found is None else found.st_size
+    status = _status(path)
+    return None if status is None else status.st_size
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -69,11 +69,11 @@ class Stream:
     def _choose(self) -> Iterator[Document]:
         (part,) = self.parts
         texts = (document.text for number in range(len(self.pieces)) for document in self._piece(number))
-        found, left_out = smallest_hashes(
+        hashed, left_out = smallest_hashes(
             texts, characters=self.characters, documents=self.documents, purpose="selection", seed=self.corpus.seed
         )
         # Up to the first text that is left out, so that larger limits only append texts.
-        chosen = [text for key, text in found if left_out is None or key <= left_out]
+        chosen = [text for key, text in hashed if left_out is None or key <= left_out]
         for position, text in enumerate(chosen):
             yield Document(Position(0, position), part, text)
         # If `documents` is reached, nothing more is wanted, whatever was left out.
@@ -90,19 +90,19 @@ def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_
             caller asks again with more.
     """
     training = tuple(source.pieces(TRAIN))
-    own = tuple(source.pieces(VALIDATION))
+    validation = tuple(source.pieces(VALIDATION))
     # One pass over the stream serves both parts: reading it twice would download it twice.
     if corpus.streaming and below is not None:
         return [Stream((TRAIN, VALIDATION), training, corpus, below)]
-    found = []
+    selected = []
     for part, tokens, documents in (
         (TRAIN, corpus.max_tokens, corpus.max_documents),
         (VALIDATION, corpus.max_validation_tokens, None),
     ):
-        pieces = training if part == TRAIN or below is not None else own
+        pieces = training if part == TRAIN or below is not None else validation
         if corpus.streaming:
             # Documents are taken as they come: the shard writers end the stream when they are full.
             tokens = documents = None
         characters = None if tokens is None else int(tokens * characters_a_token)
-        found.append(Stream((part,), pieces, corpus, below, characters, documents))
-    return found
+        selected.append(Stream((part,), pieces, corpus, below, characters, documents))
+    return selected

@@ -55,8 +55,8 @@ class Tokeniser:
         content = (folder / "tokenizer.json").read_text(encoding="utf-8")
         model = json.loads(content)["model"]
         token = model.get("unk_token")
-        known = None if token is None else text_tokenizer(content).token_to_id(token)
-        number = model.get("unk_id") if known is None else known  # Unigram models name an id instead of a token.
+        by_token = None if token is None else text_tokenizer(content).token_to_id(token)
+        number = model.get("unk_id") if by_token is None else by_token  # Unigram models name an id instead of a token.
         return cls(content, eos, -1 if number is None else number)
 
     def __call__(self, documents: pyarrow.Table) -> pyarrow.Table:

@@ -213,9 +213,9 @@ def special_ids(folder: Path) -> dict[str, int]:
         index = None if text is None else tokenizer.token_to_id(text)
         if index is None:
             lack = "no" if text is None else f"{text!r} as"
-            there = "" if text is None else ", which tokenizer.json does not have"
+            detail = "" if text is None else ", which tokenizer.json does not have"
             raise UserError(
-                f"{folder}: tokenizer_config.json names {lack} {role}_token{there}. Delete the folder to have it built again."
+                f"{folder}: tokenizer_config.json names {lack} {role}_token{detail}. Delete the folder to have it built again."
             )
         ids[role] = index
     return ids
