@@ -99,14 +99,14 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
     if not pin_file(store).is_file():
         with StoredText(store, PYDOCS).leased(title="the documentation"):
             if not pin_file(store).is_file():  # The process that held the lease before may have written it.
-                known = resolved(store)
-                if known is None:
-                    known = fingerprint()
-                    _extract(documentation(store, known), workers, progress)
-                write_pin(store, known)
-    known = resolved(store)
-    assert known is not None
-    return known
+                pinned = resolved(store)
+                if pinned is None:
+                    pinned = fingerprint()
+                    _extract(documentation(store, pinned), workers, progress)
+                write_pin(store, pinned)
+    pinned = resolved(store)
+    assert pinned is not None
+    return pinned
 
 
 def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> Path:
@@ -118,18 +118,18 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
     module and line.
 
     Raises:
-        UserError: there is no docstring in the sources, or the store's documentation is lost and the environment's is
-            another one now.
+        UserError: there is no docstring in the sources, or the store's documentation is lost and the environment's has
+            changed.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
-    known = settle_pydocs(store, workers=workers, progress=progress)
-    text = documentation(store, known)
+    pinned = settle_pydocs(store, workers=workers, progress=progress)
+    text = documentation(store, pinned)
     if not text.find():
-        if fingerprint() != known:
+        if fingerprint() != pinned:
             raise UserError(
                 f"{text.folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
                 f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
-                "of what is installed now: it makes another corpus, and all models and cells anew."
+                "of what is installed now: this gives another corpus, with which all models and cells are computed again."
             )
         _extract(text, workers, progress)
     return text.folder
@@ -159,14 +159,14 @@ def read_group(folder: Path, number: int) -> list[dict[str, str]]:
 
 def source_files(root: Root) -> list[Path]:
     """List the Python sources under a root in a fixed order, without tests, vendored copies and this project's own."""
-    found = []
+    files = []
     for folder, folders, names in os.walk(root.path):
         # `os.walk` doesn't descend into folders that are removed from its list.
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         if Path(folder) == root.path:
             folders[:] = [name for name in folders if name != OWN_PACKAGE]
-        found += [Path(folder) / name for name in names if name.endswith(".py")]
-    return sorted(found, key=lambda file: file.parts)
+        files += [Path(folder) / name for name in names if name.endswith(".py")]
+    return sorted(files, key=lambda file: file.parts)
 
 
 def docstrings(source: bytes, module: str) -> list[Docstring]:
@@ -177,21 +177,21 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
     if b'"""' not in source and b"'''" not in source:
         return []  # A short docstring in single quotes is rare, and parsing is what takes the time.
     package = module.partition(".")[0]
-    found: list[Docstring] = []
+    docs: list[Docstring] = []
 
     def visit(node: ast.Module | Definition, name: str, kind: str) -> None:
         text = ast.get_docstring(node) or ""
         if len(text.split(maxsplit=MINIMUM_WORDS)) >= MINIMUM_WORDS:
             # A lone surrogate is a valid Python string but not valid UTF-8.
             text = text.encode("utf-8", "replace").decode("utf-8")
-            found.append(Docstring(package, module, name, kind, style_of(text), text))
-        # What is defined inside a function is no documentation for others.
+            docs.append(Docstring(package, module, name, kind, style_of(text), text))
+        # Definitions inside a function are not documentation for its users.
         if isinstance(node, ast.Module | ast.ClassDef):
             for child in _definitions(node.body):
                 visit(child, f"{name}.{child.name}" if name else child.name, _kind(child, in_class=kind == "class"))
 
     visit(_tree(source), "", "module")
-    return found
+    return docs
 
 
 def _tree(source: bytes) -> ast.Module:
@@ -255,7 +255,7 @@ def _module_of(file: Path, root: Path) -> str:
 
 def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     """Read the docstrings of (path, module) pairs, in a worker; also return how many files could not be parsed."""
-    found: list[Docstring] = []
+    docs: list[Docstring] = []
     failed = 0
     collecting = gc.isenabled()
     gc.disable()  # Syntax trees are freed by reference counts; the cycle collector costs a third of the time.
@@ -265,13 +265,13 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
             for path, module in files:
                 try:
                     source = Path(path).read_bytes()
-                    found += topics(source) if module == "pydoc_data.topics" else docstrings(source, module)
+                    docs += topics(source) if module == "pydoc_data.topics" else docstrings(source, module)
                 except (SyntaxError, ValueError, RecursionError, OSError):
                     failed += 1
     finally:
         if collecting:
             gc.enable()
-    return found, failed
+    return docs, failed
 
 
 def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
@@ -293,16 +293,16 @@ def _write(folder: Path, workers: int, progress: Progress) -> None:
     roots = installed_roots()
     files = [(str(file), _module_of(file, root.path)) for root in roots for file in source_files(root)]
     chunks = [files[start : start + _FILES_A_CHUNK] for start in range(0, len(files), _FILES_A_CHUNK)]
-    found: list[Docstring] = []
+    documents: list[Docstring] = []
     failed = 0
     results = ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))
     for number, (docs, unreadable) in enumerate(results, start=1):
-        found += docs
+        documents += docs
         failed += unreadable
         read = min(number * _FILES_A_CHUNK, len(files))
         progress("reading the installed packages' documentation", read, len(files), "files")
-    # Of copies that differ in white space only, the first is kept.
-    kept = distinct(found, key=lambda doc: " ".join(doc.text.split()))
+    # Keep the first of copies that differ in white space only.
+    kept = distinct(documents, key=lambda doc: " ".join(doc.text.split()))
     if not kept:
         raise UserError(
             f"there is no docstring under {', '.join(str(root.path) for root in roots)}: a corpus needs text."
@@ -316,10 +316,10 @@ def _write(folder: Path, workers: int, progress: Progress) -> None:
     table = pyarrow.table({**columns, "split": [split for _, split in rows]})
     # A row group is the unit that `pydocs.tasks` parses in one worker.
     pyarrow.parquet.write_table(table, folder / _DOCUMENTS, compression="zstd", row_group_size=8192)
-    facts: dict[str, Any] = {"files": len(files), "unparsable_files": failed, "found": len(found)}
+    facts: dict[str, Any] = {"files": len(files), "unparsable_files": failed, "found": len(documents)}
     facts |= {"distinct": len(kept), "copies_of_training_text": sum(copies)}
     for split in ("train", "validation", "test"):
-        texts = [doc for doc, own in rows if own == split]
+        texts = [doc for doc, assigned in rows if assigned == split]
         facts[split] = {
             "documents": len(texts),
             "characters": sum(len(doc.text) for doc in texts),

@@ -122,16 +122,16 @@ def new_entries(
     """
     taken: set[str] = set()
     for split in ("train", *EVALUATION_SPLITS):
-        known = set(taken) if split in EVALUATION_SPLITS else set()
-        found = []
+        earlier = set(taken) if split in EVALUATION_SPLITS else set()
+        by_document = []
         for document in documents:
             if document.split == split:
                 entries = [read(field) for field in document.parsed.fields if field.role != "note"]
                 keys = [normal(description(entry)) for entry in entries]
                 taken.update(keys)
-                fresh = [entry for entry, key in zip(entries, keys, strict=True) if key not in known]
-                found.append((fresh, document.package))
-        yield split, found
+                fresh = [entry for entry, key in zip(entries, keys, strict=True) if key not in earlier]
+                by_document.append((fresh, document.package))
+        yield split, by_document
 
 
 def select(

@@ -23,8 +23,8 @@ def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
     tables = {}
     taken: set[str] = set()  # An evaluation text must be in no earlier split, not even with another label.
     for split in COUNTS:
-        own = (document for document in documents if document.split == split)
-        pool = [(text, document.package, label) for document in own for text, label in _texts(document)]
+        chosen = (document for document in documents if document.split == split)
+        pool = [(text, document.package, label) for document in chosen for text, label in _texts(document)]
         pool = distinct(pool, key=lambda item: normal(item[0]), taken=taken)
         taken |= {normal(text) for text, _, _ in pool}
         tables[split] = TypedRows(_rows(pool, split), COLUMNS)
@@ -42,7 +42,7 @@ def _texts(document: Documented) -> Iterator[tuple[str, int]]:
 
 
 def _rows(pool: list[tuple[str, str, int]], split: str) -> list[dict[str, object]]:
-    """Choose as many texts of each label, if there are enough, and order them independently of their labels."""
+    """Choose equally many texts of each label, if there are enough, and order them independently of their labels."""
     chosen = []
     for label in range(len(LABELS)):
         candidates = [item for item in pool if item[2] == label]

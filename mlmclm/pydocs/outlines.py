@@ -1,4 +1,4 @@
-"""Outlines of Python sources: what `ast` needs to find docstrings, without the rest of the functions.
+"""Outlines of Python sources: all that `ast` needs to find docstrings, without the bodies of functions.
 
 Parsing is most of the work of reading a documentation, and most of a source is the bodies of its functions.
 """
@@ -36,17 +36,17 @@ def outline(source: bytes) -> bytes:
     masked = _COMMENT_OR_STRING.sub(_masked, source)
     pieces: list[bytes] = []
     kept = position = 0
-    while found := _FUNCTION.search(masked, position):
-        colon = _end_of_signature(masked, found.end())
+    while function := _FUNCTION.search(masked, position):
+        colon = _end_of_signature(masked, function.end())
         line_end = masked.find(b"\n", colon)
         if colon < 0 or line_end < 0:
             break
         if masked[colon:line_end].strip():  # the body is on the same line
             position = line_end
             continue
-        end = _indented_at_most(len(found[1])).search(masked, line_end)
+        end = _indented_at_most(len(function[1])).search(masked, line_end)
         stop = len(source) if end is None else end.start()
-        pieces.append(source[kept : found.end()])
+        pieces.append(source[kept : function.end()])
         docstring = _FIRST_STRING.match(masked, line_end)
         if docstring is None or docstring.end() > stop:
             pieces.append(b"(): pass\n")
@@ -58,21 +58,21 @@ def outline(source: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def _masked(found: re.Match[bytes]) -> bytes:
-    text = found[0]
+def _masked(match: re.Match[bytes]) -> bytes:
+    text = match[0]
     return (b" " if text.startswith(b"#") else _STRING) * len(text)
 
 
 def _end_of_signature(masked: bytes, start: int) -> int:
     """Return the position after the colon that ends a function's signature; -1 if there is none."""
     depth = 0
-    for found in _BRACKET_OR_COLON.finditer(masked, start):
-        if found[0] in b"([{":
+    for match in _BRACKET_OR_COLON.finditer(masked, start):
+        if match[0] in b"([{":
             depth += 1
-        elif found[0] in b")]}":
+        elif match[0] in b")]}":
             depth -= 1
         elif depth == 0:
-            return found.end()
+            return match.end()
     return -1
 
 

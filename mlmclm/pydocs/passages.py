@@ -72,13 +72,13 @@ def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, TypedRows]:
     """
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].body)
     place = {number: f"d{position}" for position, number in enumerate(order)}
-    asked = range(min(QUERIES, len(pairs)))
+    numbers = range(min(QUERIES, len(pairs)))
     text = {"id": "text", "text": "text"}
     return {
-        f"{split}_queries": TypedRows([{"id": f"q{number}", "text": pairs[number].query} for number in asked], text),
+        f"{split}_queries": TypedRows([{"id": f"q{number}", "text": pairs[number].query} for number in numbers], text),
         f"{split}_corpus": TypedRows([{"id": place[number], "text": pairs[number].body} for number in order], text),
         f"{split}_qrels": TypedRows(
-            [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in asked],
+            [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in numbers],
             {"query_id": "text", "corpus_id": "text", "score": "integer"},
         ),
     }

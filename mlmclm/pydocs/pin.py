@@ -5,7 +5,7 @@
 
 To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder
 was deleted, because the file was damaged, the store's documentation is taken again. If the store has several, the user
-says which: nothing else tells on which one its results rest.
+must choose: nothing else says which of them its results are based on.
 """
 
 from __future__ import annotations

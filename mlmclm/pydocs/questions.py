@@ -66,14 +66,14 @@ def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
         run = parts[start : start + size]
         start += size
         context = " ".join(part.text for part in run)
-        # What a question about each entry would name; results all get the same name.
+        # The name in a question about each entry; all results have the same one.
         names = [part.field.name or part.field.type if part.field.role != "return" else "" for part in run]
         if len(run) < 2 or len(set(names)) < len(names):
             continue  # With two results, or two conditions of one exception, the question would have two answers.
-        asked = _preferred(run, context)
+        target = _preferred(run, context)
         # `_ask` counts from the entry's start, the answer from the context's; one space joins the entries.
-        offset = sum(len(part.text) + 1 for part in run[:asked])
-        question, answer, place = _ask(run[asked], context)
+        offset = sum(len(part.text) + 1 for part in run[:target])
+        question, answer, place = _ask(run[target], context)
         answers = {"text": [answer], "answer_start": [offset + place]}
         rows.append({"question": question, "context": context, "answers": answers})
     return rows

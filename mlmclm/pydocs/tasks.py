@@ -61,17 +61,17 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     """
     if task not in _MAKERS:
         raise unknown("task", task, PYDOCS_TASKS)
-    there = find(task, store)
-    if there is not None:
-        return there
+    folder = find(task, store)
+    if folder is not None:
+        return folder
     report = progress or silent
     text = prepare_pydocs(store, workers=workers, progress=report)
     source = resolved(store)
     assert source is not None
     documents = _parsed(text, worker_count(workers), report)
     missing = [name for name in _MAKERS if not _stored(name, store, source).find()]
-    made = ordered_map(partial(_tables, documents), missing, workers=worker_count(workers))
-    for number, (name, tables) in enumerate(zip(missing, made, strict=True)):
+    results = ordered_map(partial(_tables, documents), missing, workers=worker_count(workers))
+    for number, (name, tables) in enumerate(zip(missing, results, strict=True)):
         _stored(name, store, source).ensure(partial(_write, name, tables, source), title=name)
         report("making tasks from the documentation", number + 1, len(missing), "tasks")
     return _stored(task, store, source).folder
@@ -127,7 +127,7 @@ def _write(task: str, tables: dict[str, TypedRows], source: str, folder: Path) -
         )
     meta: dict[str, Any] = {"name": task, "family": family, "label_names": labels, "pydocs": source, "how": how}
     meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
-    # Of the rows, not of the Parquet files, whose bytes depend on pyarrow's version.
+    # A hash of the rows, not of the Parquet files, whose bytes depend on pyarrow's version.
     meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
     for name, table in tables.items():
         content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
