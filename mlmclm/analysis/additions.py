@@ -20,39 +20,39 @@ TAKEN = ("report", "results", "zero_shot", "pairs", "tested_claims")
 
 
 class Tables(NamedTuple):
-    """The tables of statistics by name, and why others are left out."""
+    """The tables of statistics by name, and the reasons why others are left out."""
 
     every: dict[str, pd.DataFrame]
     left_out: tuple[str, ...]
 
     @property
     def added(self) -> dict[str, pd.DataFrame]:
-        """Those that are not of this package, which the report shows as they are."""
+        """The tables of statistics from elsewhere, which the report shows as they are."""
         return {name: table for name, table in self.every.items() if not STATISTICS.is_built_in(name)}
 
     @property
     def absent(self) -> set[str]:
-        """The names of the tables that there could be and are not."""
+        """The names of the statistics without a table."""
         return {*STATISTICS} - self.every.keys()
 
 
 def statistics_of(analysis: Analysis) -> Tables:
-    """Return the tables of all statistics, without those that fail or return something else than they should."""
+    """Return the tables of all statistics; those that fail, or return no valid table, are left out with the reason."""
 
     def table(name: str, statistic: Callable[[Analysis], pd.DataFrame]) -> pd.DataFrame:
         if STATISTICS.is_built_in(name):
             return getattr(analysis, name)
         if name in TAKEN or hasattr(analysis, name):
             raise UserError("another table of the report has this name; rename it.")
-        found = statistic(deepcopy(analysis))  # it may change its tables, such as by a column more
-        if not isinstance(found, pd.DataFrame) or not found.columns.is_unique:
+        result = statistic(deepcopy(analysis))  # a statistic may change the tables that it gets
+        if not isinstance(result, pd.DataFrame) or not result.columns.is_unique:
             raise UserError(
-                f"returns a {type(found).__name__}; expected a pandas DataFrame with a name for each column."
+                f"returns a {type(result).__name__}; expected a pandas DataFrame with a name for each column."
             )
-        if found.empty:
+        if result.empty:
             raise UserError("returns an empty table.")
-        csv_text(found)  # fails here, and not as the report is written, where a value has no text
-        return found
+        csv_text(result)  # fails here, and not as the report is written, where a value has no text
+        return result
 
     tables, absent = STATISTICS.each(table)
     return Tables(tables, tuple(absent))

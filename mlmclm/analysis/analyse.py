@@ -77,32 +77,32 @@ class Analysis:
     rule: Rule
     confidence: float
     setups: tuple[SetupDifference, ...] = ()
-    """In what the models' cells were computed differently."""
+    """Differences in how the models' cells were computed."""
 
     def __getattr__(self, name: str) -> pd.DataFrame:
         """Return the table of a statistic of this package, which is computed when it is first asked for."""
         statistics = KINDS["statistic"]
         if not statistics.is_built_in(name):
             raise AttributeError(f"an analysis has no {name!r}")
-        found = self.__dict__[name] = statistics[name](self)
-        return found
+        table = self.__dict__[name] = statistics[name](self)
+        return table
 
     def listed(self, pair: tuple[str, str]) -> tuple[Runs, Fit]:
         """Return the runs of a (model, task) and their noise, without rates that the grid added because of scores."""
-        runs, later = self.runs[pair], self.grid.added.get((*pair, self.pairs[pair][0]["setting"]), ())
-        keep = np.asarray([rate not in later for rate in runs.rates])
+        runs, added = self.runs[pair], self.grid.added.get((*pair, self.pairs[pair][0]["setting"]), ())
+        keep = np.asarray([rate not in added for rate in runs.rates])
         return runs.at(list(itertools.compress(runs.rates, keep))), self.fits[pair].at(keep)
 
     @cached_property
     def smallest(self) -> Mapping[str, float]:
-        """The smallest true difference found with 80 % power by task and for the mean over tasks; without the baseline, if two others are there."""
-        others = [model for model in self.groups if model != self.baseline]
-        models = others if len(others) > 1 else list(self.groups)
+        """The smallest true difference found with 80 % power, by task and for the mean over tasks; of the trained models if there are several."""
+        trained = [model for model in self.groups if model != self.baseline]
+        models = trained if len(trained) > 1 else list(self.groups)
         return smallest_differences(self.effects, models, self.families, self.confidence)
 
     @cached_property
     def noise(self) -> NoiseChecks:
-        """Checks of what the intervals take for granted."""
+        """Checks of the intervals' assumptions."""
         return noise_checks(self.runs, self.fits, self.run_effects)
 
     @cached_property
@@ -155,9 +155,9 @@ def analyse(
         chances: the chance levels of the tasks' main scores.
         constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
             about the cells at chosen learning rates.
-        folds: the scores of some cells of one (model, task), averaged over them, without one fold of the test examples after
-            the other (`effects.fold_scores`), given their rows of `results_table`; None if their predictions are not known,
-            and then the noise of the test set is in no interval.
+        folds: given the `results_table` rows of some cells of one (model, task), the means of their scores that each leave out
+            one fold of the test examples (`effects.fold_scores`); None if their predictions are not known, and then the noise
+            of the test set is in no interval.
         replicate_of: the model that a further pretraining run is a replicate of, by the run's name.
         confidence: of all intervals, in (0, 1).
 
@@ -178,34 +178,34 @@ def analyse(
     models = sorted({*asked.models, *seen.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
-    every = cells_by_pair(cells)
-    coverage = coverage_table(every, asked)
+    by_pair = cells_by_pair(cells)
+    coverage = coverage_table(by_pair, asked)
     # A setting is chosen with its rate, so intervals are about the choice among all of them.
-    choices = with_settings(every, asked)
+    choices = with_settings(by_pair, asked)
     choice_runs, choice_fits = _fitted(choices, chances)
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
-    own_rates = {pair: best_setting(own, chosen_rule) for pair, own in choice_runs.items()}
-    pairs: Pairs = every
+    masks = {pair: best_setting(model_runs, chosen_rule) for pair, model_runs in choice_runs.items()}
+    pairs: Pairs = by_pair
     runs, fits = choice_runs, choice_fits
-    if choices is not every:
-        own = {pair: {*itertools.compress(choice_runs[pair].rates, kept)} for pair, kept in own_rates.items()}
+    if choices is not by_pair:
+        rates = {pair: {*itertools.compress(choice_runs[pair].rates, mask)} for pair, mask in masks.items()}
         pairs = {
-            pair: [cell for cell, each in zip(group, choices[pair], strict=True) if each["learning_rate"] in own[pair]]
-            for pair, group in every.items()
+            pair: [cell for cell, row in zip(group, choices[pair], strict=True) if row["learning_rate"] in rates[pair]]
+            for pair, group in by_pair.items()
         }
         runs, fits = _fitted(pairs, chances)
     picked = {pair: picked_cells(group, chosen_rule, runs[pair]) for pair, group in pairs.items()}
     correlations = seed_correlations(runs, tasks_by_training(results))
     run_effects = {}
-    for pair, kept in own_rates.items():
+    for pair, mask in masks.items():
         model, task = pair
         alike = {
-            other: correlation * in_common(picked[pair], picked.get((model, other), []), fits[pair].shared)
-            for other, correlation in correlations.get(task, {}).items()
+            other_task: correlation * in_common(picked[pair], picked.get((model, other_task), []), fits[pair].shared)
+            for other_task, correlation in correlations.get(task, {}).items()
         }
-        found = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked[pair]))
-        chosen = found.chosen[kept] if len(found.chosen) else found.chosen
-        run_effects[pair] = replace(found, chosen=chosen, alike=alike)
+        run_effect = effect(choice_runs[pair], choice_fits[pair], chosen_rule, folds=folds(picked[pair]))
+        chosen = run_effect.chosen[mask] if len(run_effect.chosen) else run_effect.chosen
+        run_effects[pair] = replace(run_effect, chosen=chosen, alike=alike)
     best = best_table(
         pairs,
         runs,
@@ -228,7 +228,7 @@ def analyse(
         if row["above_chance"] == "no"
     }
     # A task without any result has no known family yet.
-    families = dict.fromkeys(asked.tasks, "") | {task: group[0]["family"] for (_, task), group in every.items()}
+    families = dict.fromkeys(asked.tasks, "") | {task: group[0]["family"] for (_, task), group in by_pair.items()}
     return Analysis(
         cells=cells,
         coverage=coverage,
@@ -248,7 +248,7 @@ def analyse(
         baseline=baseline,
         rule=chosen_rule,
         confidence=confidence,
-        setups=setup_differences({model: [each for each in results if each["model"] == model] for model in models}),
+        setups=setup_differences({model: [cell for cell in results if cell["model"] == model] for model in models}),
     )
 
 
@@ -256,7 +256,7 @@ def _fitted(pairs: Pairs, chances: Chances) -> tuple[dict[tuple[str, str], Runs]
     """Arrange the runs of every (model, task) that has any cell, and fit their noise."""
     tasks = {
         task: with_failures(
-            {model: runs_of(group) for (model, own), group in pairs.items() if own == task},
+            {model: runs_of(group) for (model, group_task), group in pairs.items() if group_task == task},
             chance_of(chances, [task]),
         )
         for task in sorted({task for _, task in pairs})
@@ -264,4 +264,4 @@ def _fitted(pairs: Pairs, chances: Chances) -> tuple[dict[tuple[str, str], Runs]
     tasks = dict(zip(tasks, with_unseen(list(tasks.values())), strict=True))
     runs = {(model, task): tasks[task][model] for model, task in pairs}
     fits = zip(tasks, fit_tasks(list(tasks.values())), strict=True)
-    return runs, {(model, task): fit for task, own in fits for model, fit in own.items()}
+    return runs, {(model, task): fit for task, by_model in fits for model, fit in by_model.items()}

@@ -55,8 +55,8 @@ def _objectives(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _features(value: tuple[str, ...]) -> tuple[str, ...]:
-    for each in value:
-        for name in (part.strip() for part in each.split("=", 1)):
+    for entry in value:
+        for name in (part.strip() for part in entry.split("=", 1)):
             if name not in get_args(Feature):
                 raise ValueError(str(unknown("feature", name, get_args(Feature))).rstrip("."))
     return value

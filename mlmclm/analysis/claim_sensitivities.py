@@ -33,7 +33,7 @@ class RateVariance:
     Attributes:
         rates: the rates with a score.
         value: the variance of the rates' true means, without bias: it can be negative.
-        runs: what it is from.
+        runs: the runs that it is estimated from.
     """
 
     rates: tuple[float, ...]
@@ -42,7 +42,7 @@ class RateVariance:
 
     @property
     def single(self) -> tuple[float, ...]:
-        """The rates with a single run, on which no verdict rests."""
+        """The rates with a single run, which is too few for a verdict."""
         counts = self.runs.present.sum(axis=1).tolist()
         return tuple(rate for rate, count in zip(self.runs.rates, counts, strict=True) if 0 < count < FEWEST)
 
@@ -53,7 +53,7 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
     if not fit.known or use.sum() < 2:
         return None
     spread, noise = fit.between(use)
-    rates = tuple(rate for rate, own in zip(runs.rates, use, strict=True) if own)
+    rates = tuple(rate for rate, used in zip(runs.rates, use, strict=True) if used)
     return RateVariance(rates, spread - noise, runs.at(rates))
 
 
@@ -80,39 +80,39 @@ def sensitivity_test(
     total = math.fsum(part.weight for part in parts)
     lead, size = np.zeros((2, 1 + draws))
     for task, weights in model_weights(parts).items():
-        known = [each for model in weights if (each := of(model, task)) is not None]
-        own = np.asarray([weights[model] for model in weights])
-        values, errors = _simulated([each.runs for each in known], draws)
-        lead += own @ values
-        size += own**2 @ errors
+        variances = [variance for model in weights if (variance := of(model, task)) is not None]
+        factors = np.asarray([weights[model] for model in weights])
+        values, errors = _simulated([variance.runs for variance in variances], draws)
+        lead += factors @ values
+        size += factors**2 @ errors
     statistic = abs(lead) / np.sqrt(size)
     extreme = int((statistic[1:] >= statistic[0] * (1 - 1e-9)).sum())
     squares = (
-        math.fsum(part.weight * each.value for part in parts if (each := of(getattr(part, side), part.task))) / total
+        math.fsum(part.weight * var.value for part in parts if (var := of(getattr(part, side), part.task))) / total
         for side in ("first", "second")
     )
-    first, second = (math.sqrt(max(0.0, each)) for each in squares)
+    first, second = (math.sqrt(max(0.0, square)) for square in squares)
     return SensitivityTest(first, second, (1 + extreme) / (1 + draws))
 
 
 def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
     """Return the variances between rates of models on one task, as they are and in studies in which they are equal, [M, 1 + draws], and
     the variances of these estimates."""
-    counts = np.stack([own.learned.sum(axis=1) for own in models])  # [M, R]
-    scores = np.stack([np.where(own.learned, own.test, 0.0).sum(axis=1) for own in models])
+    counts = np.stack([runs.learned.sum(axis=1) for runs in models])  # [M, R]
+    scores = np.stack([np.where(runs.learned, runs.test, 0.0).sum(axis=1) for runs in models])
     means = scores / counts
     residuals = [
-        [own.test[rate, own.learned[rate]] - mean[rate] for rate in range(len(mean))]
-        for own, mean in zip(models, means, strict=True)
+        [runs.test[rate, runs.learned[rate]] - mean[rate] for rate in range(len(mean))]
+        for runs, mean in zip(models, means, strict=True)
     ]
-    squares = np.asarray([[float((each**2).sum()) for each in own] for own in residuals])
+    squares = np.asarray([[float((values**2).sum()) for values in by_rate] for by_rate in residuals])
     observed = _variance_between(means[..., None], squares[..., None], counts)
     # A residual of n runs has less than the whole noise, and that of one has none.
-    whole = [
+    scaled = [
         np.concatenate(
             [
-                own[rate] * math.sqrt(n[rate] / (n[rate] - 1))
-                for own, n in zip(residuals, counts, strict=True)
+                by_rate[rate] * math.sqrt(n[rate] / (n[rate] - 1))
+                for by_rate, n in zip(residuals, counts, strict=True)
                 if n[rate] > 1
             ]
             or [[]]
@@ -122,15 +122,15 @@ def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
     common, spread = max(0.0, float(observed[0].mean())), means.var(axis=1, ddof=1, keepdims=True)
     curves = (means - means.mean(axis=1, keepdims=True)) * np.sqrt(common / np.where(spread > 0, spread, 1.0))
     drawn, within = np.zeros((2, *counts.shape, draws))
-    for rate, own in enumerate(whole):
-        pool = own if len(own) else np.concatenate(whole)
+    for rate, at_rate in enumerate(scaled):
+        pool = at_rate if len(at_rate) else np.concatenate(scaled)
         generator = np.random.default_rng(rate)
         for model, number in enumerate(counts[:, rate].tolist()):
             values = pool[(generator.random((number, draws)) * len(pool)).astype(int)]
             drawn[model, rate] = curves[model, rate] + values.mean(axis=0)
             within[model, rate] = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
     value, error = (
-        np.concatenate(each, axis=1) for each in zip(observed, _variance_between(drawn, within, counts), strict=True)
+        np.concatenate(pair, axis=1) for pair in zip(observed, _variance_between(drawn, within, counts), strict=True)
     )
     return value, error
 

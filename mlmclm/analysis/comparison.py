@@ -70,13 +70,13 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
     Args:
         families: the family of each task, by task name.
     """
-    found = [("task", task, [task]) for task in sorted(families)]
+    entries = [("task", task, [task]) for task in sorted(families)]
     for family in sorted(set(families.values())):
-        members = sorted(task for task, own in families.items() if own == family)
+        members = sorted(task for task, task_family in families.items() if task_family == family)
         # A family of one task would repeat that task, and a family of all tasks the overall mean.
         if 1 < len(members) < len(families):
-            found.append(("family", family, members))
-    return [*found, ("all", ALL_TASKS, sorted(families))]
+            entries.append(("family", family, members))
+    return [*entries, ("all", ALL_TASKS, sorted(families))]
 
 
 def holm_level(kind: str, families: dict[str, str], models: int, confidence: float) -> float:
@@ -84,7 +84,7 @@ def holm_level(kind: str, families: dict[str, str], models: int, confidence: flo
 
     That of a task or family is the level once the mean over tasks is claimed.
     """
-    counts = Counter(each for each, _, _ in scopes(families))
+    counts = Counter(scope_kind for scope_kind, _, _ in scopes(families))
     level = (1 - confidence) / max(1, math.comb(models, 2))
     if len(families) == 1:
         return level
@@ -92,36 +92,36 @@ def holm_level(kind: str, families: dict[str, str], models: int, confidence: flo
 
 
 def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float, list[float]]]:
-    """Adjust the p values of pairs of models: of each that on the mean over tasks, and those on single tasks and families.
+    """Adjust the p values of pairs of models: for each pair, that of the mean over tasks, and those of single tasks and families.
 
-    It is a graphical procedure (Bretz et al. 2009), which is valid whatever the tests have to do with each other. NaN values stay NaN
-    and don't count as tests.
+    It is a graphical procedure (Bretz et al. 2009), which is valid however the tests depend on each other. NaN values stay NaN and
+    don't count as tests.
     """
-    own = [_within(mean, others) for mean, others in pairs]
-    last = sorted(max(known) for mean, others in own if (known := [p for p in (mean, *others) if not math.isnan(p)]))
-    left = np.arange(len(last), 0, -1)
-    levels = np.maximum.accumulate([0.0, *left * last])[:-1]  # at which 0, 1, ... pairs are claimed as a whole
+    in_pair = [_within(p_all, p_rest) for p_all, p_rest in pairs]
+    last = sorted(max(ps) for p_all, p_rest in in_pair if (ps := [p for p in (p_all, *p_rest) if not math.isnan(p)]))
+    pairs_left = np.arange(len(last), 0, -1)
+    levels = np.maximum.accumulate([0.0, *pairs_left * last])[:-1]  # at which 0, 1, ... pairs are claimed as a whole
 
     def over_pairs(p: float) -> float:
-        return p if math.isnan(p) else float(np.maximum(levels, left * p).min(initial=1.0))
+        return p if math.isnan(p) else float(np.maximum(levels, pairs_left * p).min(initial=1.0))
 
-    return [(over_pairs(mean), [over_pairs(p) for p in others]) for mean, others in own]
+    return [(over_pairs(p_all), [over_pairs(p) for p in p_rest]) for p_all, p_rest in in_pair]
 
 
-def _within(mean: float, others: Sequence[float]) -> tuple[float, list[float]]:
+def _within(p_all: float, p_rest: Sequence[float]) -> tuple[float, list[float]]:
     """Adjust the p values of one pair, which has all of the error."""
-    left = sorted((p, place) for place, p in enumerate(others) if not math.isnan(p))
-    found, whole, running = [NAN] * len(others), NAN, 0.0
-    is_open = not math.isnan(mean)
-    while left or is_open:
-        of_mean = mean / (1 - OF_TASKS if left else 1.0) if is_open else math.inf
-        of_task = left[0][0] * len(left) / (OF_TASKS if is_open else 1.0) if left else math.inf
+    untested = sorted((p, place) for place, p in enumerate(p_rest) if not math.isnan(p))
+    adjusted, adjusted_all, running = [NAN] * len(p_rest), NAN, 0.0
+    is_open = not math.isnan(p_all)
+    while untested or is_open:
+        of_mean = p_all / (1 - OF_TASKS if untested else 1.0) if is_open else math.inf
+        of_task = untested[0][0] * len(untested) / (OF_TASKS if is_open else 1.0) if untested else math.inf
         running = min(1.0, max(running, min(of_mean, of_task)))
         if of_mean <= of_task:
-            whole, is_open = running, False
+            adjusted_all, is_open = running, False
         else:
-            found[left.pop(0)[1]] = running
-    return whole, found
+            adjusted[untested.pop(0)[1]] = running
+    return adjusted_all, adjusted
 
 
 def overall_table(
@@ -149,8 +149,8 @@ def overall_table(
             limits = [ranges.get(task, ANY_SCORE) for task in tasks]
             # The mean of scores with different ranges ranges between the means of their limits.
             lowest, highest = (sum(ends) / len(tasks) for ends in zip(*limits, strict=True))
-            whole = weighted_sum(effects, {task: {model: 1 / len(tasks)} for task in tasks}, confidence).whole
-            estimate = within(whole, lowest, highest)
+            overall = weighted_sum(effects, {task: {model: 1 / len(tasks)} for task in tasks}, confidence).whole
+            estimate = within(overall, lowest, highest)
             rows.append(
                 {
                     "kind": kind,
@@ -194,8 +194,8 @@ def comparison_table(
     tested: list[float] = []
     for kind, scope, tasks in scopes(families):
         for a, b in itertools.combinations(sorted(models), 2):
-            found = mean_difference(effects, (a, b), tasks, confidence).whole
-            sound = _sound(effects, (a, b), tasks, found, at_chance, confidence)
+            difference = mean_difference(effects, (a, b), tasks, confidence).whole
+            sound = _sound(effects, (a, b), tasks, difference, at_chance, confidence)
             rows.append(
                 {
                     "kind": kind,
@@ -204,33 +204,33 @@ def comparison_table(
                     "model_b": b,
                     "tasks": len(tasks),
                     "tasks_scored": sum(not math.isnan(_lead(effects, (a, b), task)) for task in tasks),
-                    "difference": found.value,
-                    **vars(found),
-                    "above_chance": sound is found or sound.low > 0,
+                    "difference": difference.value,
+                    **vars(difference),
+                    "above_chance": sound is difference or sound.low > 0,
                 }
             )
-            tested.append(_p_of_verdict(found, sound))
-    shown, verdicts = _adjusted(rows, [row["p"] for row in rows]), _adjusted(rows, tested)
+            tested.append(_p_of_verdict(difference, sound))
+    p_holm, p_verdict = _adjusted(rows, [row["p"] for row in rows]), _adjusted(rows, tested)
     counts = Counter(row["kind"] for row in rows if not math.isnan(row["p"]))
     rows = [
-        row | {"p_holm": own, "p_verdict": verdict, "tests": counts[row["kind"]]}
-        for row, own, verdict in zip(rows, shown, verdicts, strict=True)
+        row | {"p_holm": holm, "p_verdict": verdict, "tests": counts[row["kind"]]}
+        for row, holm, verdict in zip(rows, p_holm, p_verdict, strict=True)
     ]
     return table(rows, COMPARISON_COLUMNS)
 
 
 def _adjusted(rows: Sequence[Record], values: Sequence[float]) -> list[float]:
     """Return the adjusted p values of the rows, given their p values. With one task, the rows of the mean repeat its rows."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault((row["model_a"], row["model_b"]), []).append(place)
+    indices: dict[tuple[str, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        indices.setdefault((row["model_a"], row["model_b"]), []).append(i)
     several = len({row["scope"] for row in rows}) > 2
-    pairs = [(values[own[-1]] if several else NAN, [values[each] for each in own[:-1]]) for own in places.values()]
-    found = [NAN] * len(rows)
-    for own, (mean, others) in zip(places.values(), gatekept(pairs), strict=True):
-        for place, value in zip(own, [*others, mean if several else others[0]], strict=True):
-            found[place] = value
-    return found
+    pairs = [(values[index[-1]] if several else NAN, [values[i] for i in index[:-1]]) for index in indices.values()]
+    adjusted = [NAN] * len(rows)
+    for index, (p_all, p_rest) in zip(indices.values(), gatekept(pairs), strict=True):
+        for i, value in zip(index, [*p_rest, p_all if several else p_rest[0]], strict=True):
+            adjusted[i] = value
+    return adjusted
 
 
 def _lead(effects: Effects, pair: tuple[str, str], task: str) -> float:
@@ -243,26 +243,26 @@ def _sound(
     effects: Effects,
     pair: tuple[str, str],
     tasks: Sequence[str],
-    whole: Estimate,
+    difference: Estimate,
     at_chance: Pairs,
     confidence: float,
 ) -> Estimate:
     """Return the lead of the model that is ahead, where it counts as level on the tasks on which it leads at chance.
 
-    Without such tasks it is the difference itself, `whole`. The estimate is empty (NaN) if there are no other tasks.
+    Without such tasks it is the `difference` itself. The estimate is empty (NaN) if there are no other tasks.
     """
-    ahead, behind = pair if whole.value > 0 else pair[::-1]
+    ahead, behind = pair if difference.value > 0 else pair[::-1]
     doubtful = [task for task in tasks if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task) > 0]
     if not doubtful:
-        return whole
-    others = [task for task in tasks if task not in doubtful]
-    return mean_difference(effects, (ahead, behind), others, confidence, len(tasks)).whole
+        return difference
+    sound_tasks = [task for task in tasks if task not in doubtful]
+    return mean_difference(effects, (ahead, behind), sound_tasks, confidence, len(tasks)).whole
 
 
-def _p_of_verdict(whole: Estimate, sound: Estimate) -> float:
+def _p_of_verdict(difference: Estimate, sound: Estimate) -> float:
     """Return the p value of `_sound`: NaN where the whole difference has none, and 1 if nothing of the lead is left."""
-    if sound is whole or math.isnan(whole.p):
-        return whole.p
+    if sound is difference or math.isnan(difference.p):
+        return difference.p
     return sound.p if sound.value > 0 and not math.isnan(sound.p) else 1.0
 
 
@@ -273,7 +273,7 @@ def clearly_different(row: Record, confidence: float) -> bool:
 
 
 def low_of_best(row: Record, number: int, confidence: float) -> float:
-    """Return the lower end of the best model's interval that knows that it was chosen among a number of models.
+    """Return the lower end of the best model's interval, corrected for its choice among a number of models.
 
     The highest score owes some of its height to luck. A lower end by Bonferroni's method holds for all models at once, so also for the
     one that was chosen. It is enough to count those that may be the best: that and the ones that are not clearly different from it
@@ -282,15 +282,15 @@ def low_of_best(row: Record, number: int, confidence: float) -> float:
     Args:
         row: the best model's row of `overall_table`.
     """
-    alone, among = (float(special.stdtrit(row["freedom"], 1 - (1 - confidence) / 2 / count)) for count in (1, number))
-    return float(row["mean"] - (row["mean"] - row["low"]) * among / alone)
+    for_one, among = (float(special.stdtrit(row["freedom"], 1 - (1 - confidence) / 2 / count)) for count in (1, number))
+    return float(row["mean"] - (row["mean"] - row["low"]) * among / for_one)
 
 
 def against(comparisons: pd.DataFrame, model: str) -> list[Record]:
     """Return the comparisons of one model with all others, with signs flipped so that `model_a` is that model."""
     turned = []
-    own = (comparisons["model_a"] == model) | (comparisons["model_b"] == model)
-    for row in records(comparisons[own]):
+    of_model = (comparisons["model_a"] == model) | (comparisons["model_b"] == model)
+    for row in records(comparisons[of_model]):
         if row["model_b"] == model:
             signs = {"difference": -row["difference"], "low": -row["high"], "high": -row["low"]}
             turned.append(row | signs | {"model_a": model, "model_b": row["model_a"]})

@@ -3,7 +3,7 @@
 A model that is in several pairs counts once with its noise. Fine-tuning seeds on different tasks are independent, unless the tasks
 share their trainings (`shared_trainings`). Test sets are independent. A pretraining run moves all of its tasks, so where models
 have several runs, the noise is that of the runs' own sums (`run_noise`). All variances have Welch-Satterthwaite degrees of freedom
-together; those that rest on the runs of all models are one estimate, and have its degrees of freedom once.
+together; those that are based on the runs of all models are one estimate, and have its degrees of freedom once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from mlmclm.analysis.effects import NO_EFFECT, Effect, fold_variance
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
 from mlmclm.results.intervals import NAN, Estimate, satterthwaite, unknown
+from mlmclm.results.measures import Array
 
 Effects = Mapping[tuple[str, str], Effect]
 """The models' scores by (model, task); pairs without any cell are absent."""
@@ -27,7 +28,7 @@ Share = tuple[float, float]
 
 
 class PairOnTask(NamedTuple):
-    """Two models on a task, and what the first minus the second counts."""
+    """Two models on a task, and the weight of their difference, first minus second."""
 
     first: str
     second: str
@@ -57,12 +58,12 @@ class Contrast:
 
 
 def model_weights(parts: Sequence[PairOnTask]) -> dict[str, dict[str, float]]:
-    """Return by task what each model counts in a weighted sum of differences: the sum over its pairs."""
+    """Return by task the weight of each model in a weighted sum of differences: the sum over its pairs."""
     weights: dict[str, dict[str, float]] = {}
     for first, second, task, weight in parts:
-        own = weights.setdefault(task, {})
+        of_task = weights.setdefault(task, {})
         for model, sign in ((first, 1), (second, -1)):
-            own[model] = own.get(model, 0.0) + sign * weight
+            of_task[model] = of_task.get(model, 0.0) + sign * weight
     return weights
 
 
@@ -82,33 +83,33 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
 
     Args:
         effects: the models' scores, over their pretraining runs (`replicates`).
-        weights: by task what each model counts.
+        weights: the weight of each model, by task.
     """
-    own = {
+    parts_of = {
         task: [(model, weight, effects.get((model, task), NO_EFFECT)) for model, weight in models.items() if weight]
         for task, models in weights.items()
     }
-    scores = [(weight, each) for parts in own.values() for _, weight, each in parts]
-    value = math.fsum(weight * each.seeds.value for weight, each in scores) if scores else NAN
-    known = {
+    scores = [(weight, effect) for parts in parts_of.values() for _, weight, effect in parts]
+    value = math.fsum(weight * effect.seeds.value for weight, effect in scores) if scores else NAN
+    known_parts = {
         task: parts
-        for task, parts in own.items()
-        if parts and not any(math.isnan(each.seeds.error) for _, _, each in parts)
+        for task, parts in parts_of.items()
+        if parts and not any(math.isnan(effect.seeds.error) for _, _, effect in parts)
     }
-    single = any(each.seeds.freedom == 0 for _, each in scores)
-    if single or 2 * len(known) <= len(own) or math.isnan(value):
+    single = any(effect.seeds.freedom == 0 for _, effect in scores)
+    if single or 2 * len(known_parts) <= len(parts_of) or math.isnan(value):
         return Contrast(unknown(value, single=single))
     seeds: list[Share] = []
     test_sets: list[Share] = []
     by_model: dict[str, list[tuple[float, RunNoise]]] = {}
     by_seed: dict[str, dict[str, tuple[float, Effect]]] = {}
-    for task, parts in known.items():
-        test_sets += test_set_noise([(weight, each) for _, weight, each in parts])
-        for model, weight, each in parts:
-            if each.runs is None:
-                by_seed.setdefault(model, {})[task] = weight, each
+    for task, parts in known_parts.items():
+        test_sets += test_set_noise([(weight, effect) for _, weight, effect in parts])
+        for model, weight, effect in parts:
+            if effect.runs is None:
+                by_seed.setdefault(model, {})[task] = weight, effect
             else:
-                by_model.setdefault(model, []).append((weight, each.runs))
+                by_model.setdefault(model, []).append((weight, effect.runs))
     of_all: dict[frozenset[str], list[Share]] = {}
     for scored in by_seed.values():
         for tasks, share, is_pooled in _of_seeds(scored):
@@ -118,26 +119,26 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
                 seeds.append(share)
     seeds += [_as_one(shares) for shares in of_all.values()]
     noises = [noise_of_sum(parts) for parts in by_model.values()]
-    within = math.fsum(weight**2 * own.seeds for parts in by_model.values() for weight, own in parts)
-    pooled = [(each.variance, each.freedom) for each in noises if each.pooled]
-    runs = [(each.variance, each.freedom) for each in noises if not each.pooled]
+    within = math.fsum(weight**2 * noise.seeds for parts in by_model.values() for weight, noise in parts)
+    pooled = [(noise.variance, noise.freedom) for noise in noises if noise.pooled]
+    runs = [(noise.variance, noise.freedom) for noise in noises if not noise.pooled]
     runs += [_as_one(pooled)] if pooled else []
-    more = len(own) / len(known)  # for the tasks whose noise is not known
-    every = [*seeds, *runs, *test_sets]
-    if not math.fsum(size for size, _ in every) > 0:  # or it is NaN
+    scale = len(parts_of) / len(known_parts)  # for the tasks whose noise is not known
+    shares = [*seeds, *runs, *test_sets]
+    if not math.fsum(size for size, _ in shares) > 0:  # or it is NaN
         return Contrast(unknown(value))
     return Contrast(
-        satterthwaite(value, _times(more, every), confidence=confidence),
-        seeds=_times(more, seeds),
-        runs=_times(more, runs),
-        within=more * within,
-        test_sets=_times(more, test_sets),
+        satterthwaite(value, _times(scale, shares), confidence=confidence),
+        seeds=_times(scale, seeds),
+        runs=_times(scale, runs),
+        within=scale * within,
+        test_sets=_times(scale, test_sets),
         pooled=bool(pooled),
     )
 
 
 def _as_one(shares: Sequence[Share]) -> Share:
-    """Return the sum of variances that rest on one estimate, whose degrees of freedom count once."""
+    """Return the sum of variances that are based on one estimate, whose degrees of freedom count once."""
     return math.fsum(size for size, _ in shares), min(freedom for _, freedom in shares)
 
 
@@ -150,19 +151,19 @@ def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[tuple[frozense
     Returns:
         The tasks, the variance, and whether it is that of all models (`Effect.pooled`).
     """
-    left, found = dict(scored), list[tuple[frozenset[str], Share, bool]]()
-    while left:
-        task, (_, first) = next(iter(left.items()))
-        own = {name: left.pop(name) for name in (task, *first.alike) if name in left}
-        errors = {name: weight * each.seeds.error for name, (weight, each) in own.items()}
+    remaining, variances = dict(scored), list[tuple[frozenset[str], Share, bool]]()
+    while remaining:
+        task, (_, first) = next(iter(remaining.items()))
+        group = {name: remaining.pop(name) for name in (task, *first.alike) if name in remaining}
+        errors = {name: weight * effect.seeds.error for name, (weight, effect) in group.items()}
         covariance = math.fsum(
-            errors[one] * errors[other] * (1.0 if one == other else own[one][1].alike[other])
-            for one, other in itertools.product(own, repeat=2)
+            errors[one] * errors[other] * (1.0 if one == other else group[one][1].alike[other])
+            for one, other in itertools.product(group, repeat=2)
         )
         # One seed's luck is in all scores of its training, so together they show no more of it than each alone.
-        share = covariance, min(each.seeds.freedom for _, each in own.values())
-        found.append((frozenset(own), share, all(each.pooled for _, each in own.values())))
-    return found
+        share = covariance, min(effect.seeds.freedom for _, effect in group.values())
+        variances.append((frozenset(group), share, all(effect.pooled for _, effect in group.values())))
+    return variances
 
 
 def _times(factor: float, shares: Sequence[Share]) -> tuple[Share, ...]:
@@ -171,8 +172,9 @@ def _times(factor: float, shares: Sequence[Share]) -> tuple[Share, ...]:
 
 def test_set_noise(parts: Sequence[tuple[float, Effect]]) -> list[Share]:
     """Return the variances that the test sets of a task add: one for each set of examples, and none if it is not known."""
-    known = [(weight, each.folds) for weight, each in parts if each.folds is not None]
-    if len(known) < len(parts):
-        return []
-    alike = [[(weight, own) for weight, own in known if len(own) == size] for size in {len(own): 0 for _, own in known}]
-    return [fold_variance(np.asarray(sum(weight * folds for weight, folds in own))) for own in alike]
+    by_size: dict[int, list[Array]] = {}
+    for weight, effect in parts:
+        if effect.folds is None:
+            return []
+        by_size.setdefault(len(effect.folds), []).append(weight * effect.folds)
+    return [fold_variance(np.asarray(sum(folds))) for folds in by_size.values()]

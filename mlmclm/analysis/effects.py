@@ -8,8 +8,8 @@ Two quantities are meant by "the score at the best learning rate", and both are 
 - **A fresh run** at the chosen rate, for those who will train again. It is not picked for anything, so the luck of the choice is taken off.
 
 Both are about runs that learn: lost ones are put aside before the choice, and how many there are is another quantity, with a comparison
-of its own (`failed_runs`). But lost runs may have moved the choice, from a rate at which most or all of them are lost by chance. So the
-error is at least by how much the score would be another without them (`_moved`).
+of its own (`failed_runs`). But lost runs may have moved the choice, away from a rate at which most or all of them are lost by chance.
+So the error is at least the change of the score without these losses (`_moved`).
 
 Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
 learning rates (`Fit.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
@@ -38,7 +38,7 @@ from mlmclm.results.metrics import Rule
 
 FOLDS = 100
 STUDIES = 4_000
-"""Simulated studies of each (model, task); by the luck of the one draw of 800, all errors at five seeds were 6 % too large."""
+"""Simulated studies of each (model, task). All share one draw; that of 800 made all errors at five seeds 6 % too large by chance."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Effect:
         seeds: the score that the procedure delivers with the noise of seeds and of the choice; its value is NaN without scores, and its
             error if the noise of seeds is not known.
         fresh: the same of a fresh run at the chosen rate.
-        folds: the score without one fold of the test examples after the other, [G] (`fold_scores`); None if not known.
+        folds: the scores that each leave out one fold of the test examples, [G] (`fold_scores`); None if not known.
         chosen: the probability that each rate would be chosen by other seeds, [R].
         regret: how much the best rate is expected to score above the chosen one.
         pooled: whether the error is based on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
@@ -69,20 +69,20 @@ class Effect:
 
     def score(self, confidence: float = 0.95, *, fresh: bool = False) -> Estimate:
         """Return the score, or that of a fresh run, with the noise of seeds, of the choice, and, where it is known, of the test set."""
-        own = self.fresh if fresh else self.seeds
-        if math.isnan(own.error):
-            return unknown(own.value, single=own.freedom == 0)
+        score = self.fresh if fresh else self.seeds
+        if math.isnan(score.error):
+            return unknown(score.value, single=score.freedom == 0)
         test_set = [] if self.folds is None else [fold_variance(self.folds)]
-        return satterthwaite(own.value, [(own.error**2, own.freedom), *test_set], confidence=confidence)
+        return satterthwaite(score.value, [(score.error**2, score.freedom), *test_set], confidence=confidence)
 
 
 def fold_variance(folds: Array) -> tuple[float, float]:
-    """Return the jackknife's variance, from scores without one fold each, and its degrees of freedom."""
+    """Return the jackknife's variance and its degrees of freedom, given the scores that each leave out one fold."""
     return float((len(folds) - 1) * folds.var()), len(folds) - 1
 
 
 def fold_scores(score: Measure, rows: int, groups: Array | None = None, folds: int = FOLDS) -> Array:
-    """Return a score without one fold of its examples after the other, for the delete-a-group jackknife (Kott 2001).
+    """Return the scores that each leave out one fold of the examples, for the delete-a-group jackknife (Kott 2001).
 
     Folds depend on the examples alone, so two models that were tested on the same ones have the same folds.
 
@@ -95,8 +95,8 @@ def fold_scores(score: Measure, rows: int, groups: Array | None = None, folds: i
     units = np.arange(rows) if groups is None else groups
     number = int(units.max()) + 1
     count = min(folds, number)
-    own = (np.random.default_rng(0).permutation(number) % count)[units]
-    return np.asarray(score((own[None] != np.arange(count)[:, None]).astype(np.float64)))
+    fold_of = (np.random.default_rng(0).permutation(number) % count)[units]
+    return np.asarray(score((fold_of[None] != np.arange(count)[:, None]).astype(np.float64)))
 
 
 NO_EFFECT = Effect(estimate(NAN, NAN, NAN), estimate(NAN, NAN, NAN), np.zeros(0), NAN)
@@ -117,18 +117,18 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     picked, seeds, score = _picked(runs, fit.present, rule)
     taken = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
     if not fit.known:
-        none = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
-        return Effect(none, none, taken, NAN, folds)
+        unknown_error = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
+        return Effect(unknown_error, unknown_error, taken, NAN, folds)
     moved = _moved(runs, rule, score)
     if fit.scored.sum() == 1:  # there is no choice
         error = max(float(fit.deviations[1] @ taken) / math.sqrt(len(seeds)), moved)
-        own = estimate(score, error, freedom_of(fit, taken))
-        return Effect(own, own, taken, 0.0, folds, fit.pooled)
+        delivered = estimate(score, error, freedom_of(fit, taken))
+        return Effect(delivered, delivered, taken, 0.0, folds, fit.pooled)
     means = fit.likely
     validation, test = fit.simulate(means, studies, np.random.default_rng(0))
     places, counts = choose(validation, test, fit.present, rule, runs.settings)
     at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
-    scores, targets = (np.where(counts, each, 0.0).sum(axis=1) / counts.sum(axis=-1) for each in (at, means[1][places]))
+    scores, targets = (np.where(counts, draw, 0.0).sum(axis=1) / counts.sum(axis=-1) for draw in (at, means[1][places]))
     weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), places.shape)
     chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
     # Rates may be unequally noisy: the noise is that of those that were taken, around what the choice varies by.
@@ -137,7 +137,7 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     # Picked runs vary less than fresh ones, but the luck that is taken off is an estimate.
     fresh_noise = float(noise @ taken) / len(seeds)
     freedom = freedom_of(fit, taken)
-    error, fresh_error = (max(math.sqrt(between + own), moved) for own in (picked_noise, fresh_noise))
+    error, fresh_error = (max(math.sqrt(between + noise), moved) for noise in (picked_noise, fresh_noise))
     return Effect(
         seeds=estimate(score, error, freedom),
         fresh=estimate(score - float((scores - targets).mean()), fresh_error, freedom),
@@ -156,12 +156,12 @@ def _picked(runs: Runs, among: Array, rule: Rule) -> tuple[Array, Array, float]:
 
 
 def _moved(runs: Runs, rule: Rule, score: float) -> float:
-    """Return by how much a score may be another because lost runs moved the choice of its rate, with the noise that this distance has."""
-    found = [0.0]
+    """Return how much lost runs may have changed a score by moving the choice of its rate; this distance is noisy itself."""
+    distances = [0.0]
     if runs.learned.any():
         rates, _, best = _picked(runs, runs.learned, "mean" if rule == "per_seed" else rule)
         if (runs.ran & ~runs.learned)[rates[0]].any():
-            found.append(abs(best - score))
+            distances.append(abs(best - score))
     if runs.unseen is not None:
-        found.append(float(np.nanmax(runs.unseen)) - score)
-    return max(found)
+        distances.append(float(np.nanmax(runs.unseen)) - score)
+    return max(distances)

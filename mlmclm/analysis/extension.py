@@ -1,12 +1,11 @@
-"""A grid of learning rates that extends itself: which rates a task gets beside those of the list.
+"""A grid of learning rates that extends itself: the rates that a task gets beside those of the list.
 
 When every cell that the list asks for has a result, and the best rate of any model is the lowest or the highest, the next rate on
 that side is added for all models with all seeds, and so on until the best rates of all lie inside, or no rate is left to add.
-All models are tried at the same rates, because otherwise one can win by luck: its noise led to better rates, which an equally good
-model was never tried at. If a rate inside has the same score, the best rate does not lie at the end: nothing speaks for a further
-one.
+All models are tried at the same rates. Otherwise one can win by luck: its noise leads to better rates, at which an equally good
+model is never tried. If a rate inside has the same score, the best rate does not lie at the end, and no rate is added.
 
-The rates follow from the scores of cells that were asked for, so neither their order nor a restart changes them.
+The rates follow from the scores of requested cells, so neither their order nor a restart changes them.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def extension(
     while True:
         added = (*lower[:below], *higher[:above])
         tried = (*rates, *added)
-        left = len(lower) - below, len(higher) - above
-        found = set[str]()
+        remaining = len(lower) - below, len(higher) - above
+        best_ends = set[str]()
         for scores in models:
             cells = [(rate, seed) for rate in tried for seed in seeds]
             if any(cell not in scores for cell in cells):
-                return Extension(added, sum(left))
-            found |= ends({cell: scores[cell] for cell in cells}, tried, rule)
-        steps = LOWEST in found and left[0] > 0, HIGHEST in found and left[1] > 0
+                return Extension(added, sum(remaining))
+            best_ends |= ends({cell: scores[cell] for cell in cells}, tried, rule)
+        steps = LOWEST in best_ends and remaining[0] > 0, HIGHEST in best_ends and remaining[1] > 0
         if not any(steps):
             return Extension(added, 0)
         below, above = below + steps[0], above + steps[1]
@@ -80,21 +79,21 @@ def ends(
         scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None for a lost run.
         rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that compete.
     """
-    kept: dict[float, dict[Seed, float]] = {}
+    by_rate: dict[float, dict[Seed, float]] = {}
     lost = Counter(rate for (rate, _), score in scores.items() if score is None)
     for (rate, seed), score in scores.items():
         if score is not None:
-            kept.setdefault(rate, {})[seed] = score
+            by_rate.setdefault(rate, {})[seed] = score
     if rule == "per_seed":
-        seeds = dict.fromkeys(seed for own in kept.values() for seed in own)
-        curves = [{rate: own[seed] for rate, own in kept.items() if seed in own} for seed in seeds]
+        seeds = dict.fromkeys(seed for by_seed in by_rate.values() for seed in by_seed)
+        curves = [{rate: by_seed[seed] for rate, by_seed in by_rate.items() if seed in by_seed} for seed in seeds]
     else:
-        good = competing_rates({rate: (len(own), len(own) + lost[rate]) for rate, own in kept.items()})
-        curves = [{rate: mean(list(own.values())) for rate, own in kept.items() if rate in good}]
+        rates = competing_rates({rate: (len(by_seed), len(by_seed) + lost[rate]) for rate, by_seed in by_rate.items()})
+        curves = [{rate: mean(list(by_seed.values())) for rate, by_seed in by_rate.items() if rate in rates}]
     low, high = min(tried), max(tried)
-    found = set()
+    best_ends = set()
     for curve in filter(None, curves):
         best = [rate for rate, score in curve.items() if score >= max(curve.values()) - TIE]
         if low < high and not any(low < rate < high for rate in best):
-            found.add(LOWEST if low in best else HIGHEST)
-    return frozenset(found)
+            best_ends.add(LOWEST if low in best else HIGHEST)
+    return frozenset(best_ends)

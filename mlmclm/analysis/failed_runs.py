@@ -37,27 +37,27 @@ HOPELESS = 0.025
 
 
 def unlike(own: Array, total: Array) -> float:
-    """Return the two-sided p value of the test whether some of all runs are lost as often as the others (Fisher's exact test).
+    """Return the two-sided p value of Fisher's exact test whether a model's runs are lost as often as the other models' runs.
 
-    It is exact, given how many runs are lost in each stratum, in which runs are compared: on the same task at the same rate. In each the
-    number of own lost runs is hypergeometric.
+    Runs are compared within strata: on the same task at the same rate. Given how many runs are lost in a stratum, the number of lost
+    runs of the model is hypergeometric there.
 
     Args:
-        own, total: numbers of lost and of all runs in each stratum, [2, ...].
+        own, total: numbers of lost and of all runs in each stratum, [2, ...], of the model and of all models.
     """
     (own_lost, own_ran), (lost, ran) = own.reshape(2, -1), total.reshape(2, -1)
-    chances, known = np.ones(1), (lost > 0) & (own_ran > 0)
-    for stratum in np.flatnonzero(known).tolist():
+    chances, usable = np.ones(1), (lost > 0) & (own_ran > 0)
+    for stratum in np.flatnonzero(usable).tolist():
         number = own_ran[stratum]
         chances = np.convolve(chances, stats.hypergeom.pmf(np.arange(number + 1), ran[stratum], lost[stratum], number))
-    observed = chances[int(own_lost[known].sum())]
+    observed = chances[int(own_lost[usable].sum())]
     return min(1.0, float(chances[chances <= observed * (1 + 1e-9)].sum()))
 
 
 def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
-    """Return the runs of all models on some tasks with what they may score at rates at which they lost every run (`Runs.unseen`).
+    """Return the runs of all models on some tasks, with the scores that they may have at rates at which they lost every run (`Runs.unseen`).
 
-    An exact test over the tasks says whether a model loses more runs at a rate than the others do (`SHOWN`). If it does, the rate is not for it.
+    A model that loses more runs at a rate than the others do, by an exact test over the tasks (`SHOWN`), gets no such score there.
     """
 
     def at(runs: Runs, rate: float) -> tuple[Array, int]:
@@ -67,33 +67,33 @@ def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
         row = list(runs.rates).index(rate)
         return runs.test[row, runs.learned[row]], int(runs.ran[row].sum())
 
-    def moved(own: Runs, other: Runs, rate: float) -> float:
-        """Return what a model scores at a rate if its curve is another's, moved by how they differ at rates where both learn."""
-        curves = [(at(own, each)[0], at(other, each)[0]) for each in own.rates]
-        apart = [float(mine.mean() - theirs.mean()) for mine, theirs in curves if len(mine) and len(theirs)]
-        return float(at(other, rate)[0].mean()) + (float(np.mean(apart)) if apart else 0.0)
+    def moved(runs: Runs, other_runs: Runs, rate: float) -> float:
+        """Return a model's score at a rate by another's curve, moved by their mean difference at rates where both learn."""
+        curves = [(at(runs, tried)[0], at(other_runs, tried)[0]) for tried in runs.rates]
+        gaps = [float(first.mean() - second.mean()) for first, second in curves if len(first) and len(second)]
+        return float(at(other_runs, rate)[0].mean()) + (float(np.mean(gaps)) if gaps else 0.0)
 
     def lost(models: Mapping[str, Runs], rate: float) -> Array:
         """Return the numbers of lost and of all runs at a rate, [2]."""
-        every = [at(runs, rate) for runs in models.values()]
-        return np.asarray([sum(ran - len(scores) for scores, ran in every), sum(ran for _, ran in every)])
+        outcomes = [at(runs, rate) for runs in models.values()]
+        return np.asarray([sum(ran - len(scores) for scores, ran in outcomes), sum(ran for _, ran in outcomes)])
 
-    found = []
+    updated = []
     for models in tasks:
-        own = dict(models)
+        updated_runs = dict(models)
         for name, runs in models.items():
             unseen = np.full(len(runs.rates), math.nan)
             for row in np.flatnonzero(runs.ran.any(axis=1) & ~runs.learned.any(axis=1)).tolist():
                 rate = runs.rates[row]
-                learned = [each for each in models.values() if len(at(each, rate)[0])]
+                learned = [other for other in models.values() if len(at(other, rate)[0])]
                 if not learned:
                     continue
-                mine = [lost({name: task[name]} if name in task else {}, rate) for task in tasks]
-                if unlike(np.stack(mine, axis=1), np.stack([lost(task, rate) for task in tasks], axis=1)) >= SHOWN:
-                    unseen[row] = np.median([moved(runs, each, rate) for each in learned])
-                    own[name] = replace(runs, unseen=unseen)
-        found.append(own)
-    return found
+                losses = [lost({name: task[name]} if name in task else {}, rate) for task in tasks]
+                if unlike(np.stack(losses, axis=1), np.stack([lost(task, rate) for task in tasks], axis=1)) >= SHOWN:
+                    unseen[row] = np.median([moved(runs, other, rate) for other in learned])
+                    updated_runs[name] = replace(runs, unseen=unseen)
+        updated.append(updated_runs)
+    return updated
 
 
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
@@ -112,41 +112,41 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
     """Return the rates at which no run learns, and not by chance, [R], of the models that have any.
 
-    All runs at such a rate have diverged or failed, or score as those that have failed. Few runs can all be lost by chance, so an exact test
+    All runs at such a rate have diverged or failed, or score like failed ones. Few runs can all be lost by chance, so an exact test
     compares them with the model's runs at other rates (`HOPELESS`); at a rate where no model's runs are spared, with those of all models.
     """
     scores_at: dict[float, list[float]] = {}
     for name, runs in models.items():
-        for rate, own, low in zip(runs.rates, runs.test, failed[name], strict=True):
-            scores_at.setdefault(rate, []).extend(own[low])
+        for rate, scores, low in zip(runs.rates, runs.test, failed[name], strict=True):
+            scores_at.setdefault(rate, []).extend(scores[low])
     levels = {rate: float(np.mean(scores)) if scores else -math.inf for rate, scores in scores_at.items()}
     ran = {name: runs.ran for name, runs in models.items()}
-    lost = {name: failed[name] | (own & ~models[name].present) for name, own in ran.items()}
-    every, where, spared = {}, dict[float, list[str]](), set[float]()
+    lost = {name: failed[name] | (model_ran & ~models[name].present) for name, model_ran in ran.items()}
+    all_lost, losers, spared = {}, dict[float, list[str]](), set[float]()
     for name, runs in models.items():
-        own = every[name] = _none_learned(runs, failed[name]) & lost[name].any(axis=1)
+        all_lost[name] = _none_learned(runs, failed[name]) & lost[name].any(axis=1)
         best = np.where(runs.present, runs.test, -math.inf).max(axis=1)
-        for rate, none, highest in zip(runs.rates, own.tolist(), best.tolist(), strict=True):
-            if none:
-                where.setdefault(rate, []).append(name)
+        for rate, is_lost, highest in zip(runs.rates, all_lost[name].tolist(), best.tolist(), strict=True):
+            if is_lost:
+                losers.setdefault(rate, []).append(name)
             elif math.isfinite(highest) and highest >= levels[rate] + LEAST_GAP:
                 spared.add(rate)
 
     def by_chance(rate: float, names: Sequence[str]) -> bool:
-        here = sum(int(ran[name][models[name].rates.index(rate)].sum()) for name in names)
-        others, gone = (sum(int(own[name][~every[name]].sum()) for name in names) for own in (ran, lost))
-        return float(stats.hypergeom.pmf(here, here + others, here + gone, here)) >= HOPELESS
+        at_rate = sum(int(ran[name][models[name].rates.index(rate)].sum()) for name in names)
+        rest, rest_lost = (sum(int(runs[name][~all_lost[name]].sum()) for name in names) for runs in (ran, lost))
+        return float(stats.hypergeom.pmf(at_rate, at_rate + rest, at_rate + rest_lost, at_rate)) >= HOPELESS
 
-    found = {
+    hopeless = {
         name: np.asarray(
             [
-                name in where.get(rate, ()) and not by_chance(rate, [name] if rate in spared else where[rate])
+                name in losers.get(rate, ()) and not by_chance(rate, [name] if rate in spared else losers[rate])
                 for rate in runs.rates
             ]
         )
         for name, runs in models.items()
     }
-    return {name: own for name, own in found.items() if own.any()}
+    return {name: mask for name, mask in hopeless.items() if mask.any()}
 
 
 def _none_learned(runs: Runs, failed: Array) -> Array:
@@ -160,20 +160,20 @@ def _far_below(
     models: Mapping[str, Runs], scores: Mapping[str, Array], failed: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Add to the failed runs those that are below a gap in these scores; all [R, S] by model."""
-    distances = {name: _below_best(np.where(failed[name], math.nan, own)) for name, own in scores.items()}
-    of_all = _split(np.concatenate([np.zeros(0), *(own.ravel() for own in distances.values())]))
-    splits = {name: _split(own, of_all.gap) for name, own in distances.items()}
+    distances = {name: _below_best(np.where(failed[name], math.nan, values)) for name, values in scores.items()}
+    of_all = _split(np.concatenate([np.zeros(0), *(values.ravel() for values in distances.values())]))
+    splits = {name: _split(values, of_all.gap) for name, values in distances.items()}
     near: dict[float, list[float]] = {}
     for name, runs in models.items():
-        for rate, own in zip(runs.rates, distances[name], strict=True):
-            near.setdefault(rate, []).extend(_near(own, splits[name].gap))
-    found = {name: own.copy() for name, own in failed.items()}
+        for rate, below_best in zip(runs.rates, distances[name], strict=True):
+            near.setdefault(rate, []).extend(_near(below_best, splits[name].gap))
+    all_failed = {name: mask.copy() for name, mask in failed.items()}
     for name, runs in models.items():
         gap, spread = splits[name]
-        for row, (rate, own) in enumerate(zip(runs.rates, distances[name], strict=True)):
-            widest = np.fmax(_widest(near[rate], spread), _root_mean_square(_near(own, gap)))
-            found[name][row] |= own >= np.fmax(gap, GAP * widest)
-    return found
+        for row, (rate, below_best) in enumerate(zip(runs.rates, distances[name], strict=True)):
+            widest = np.fmax(_widest(near[rate], spread), _root_mean_square(_near(below_best, gap)))
+            all_failed[name][row] |= below_best >= np.fmax(gap, GAP * widest)
+    return all_failed
 
 
 def _at_chance(test: Array, chance: float) -> Array:
@@ -184,9 +184,9 @@ def _at_chance(test: Array, chance: float) -> Array:
 
 def _below_best(scores: Array) -> Array:
     """Return the runs' distances to the best at their rate, [R, S]; NaN where there is no score."""
-    known = np.isfinite(scores)
-    best = np.max(np.where(known, scores, -math.inf), axis=1, keepdims=True)
-    return np.where(known, best - scores, math.nan)
+    finite = np.isfinite(scores)
+    best = np.max(np.where(finite, scores, -math.inf), axis=1, keepdims=True)
+    return np.where(finite, best - scores, math.nan)
 
 
 class _Split(NamedTuple):

@@ -69,17 +69,17 @@ def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[fl
     count, means, squares = 0, np.zeros((2, PATHS)), np.zeros((2, PATHS))
     going, done, limits = np.ones(PATHS, bool), 0.0, list[float]()
     for number in numbers:
-        more = number - count
-        added = draw.standard_normal((2, PATHS)) / math.sqrt(more)
-        squares += (added - means) ** 2 * count * more / number
-        squares += draw.chisquare(more - 1, (2, PATHS)) if more > 1 else 0.0
-        means += (added - means) * more / number
+        new = number - count
+        added = draw.standard_normal((2, PATHS)) / math.sqrt(new)
+        squares += (added - means) ** 2 * count * new / number
+        squares += draw.chisquare(new - 1, (2, PATHS)) if new > 1 else 0.0
+        means += (added - means) * new / number
         count, freedom = number, max(1, 2 * number - 2)
         ratio = np.diff(means, axis=0)[0] / np.sqrt(np.maximum(squares.sum(axis=0), 1e-300) / freedom * 2 / number)
         p = 2 * special.stdtr(freedom, -np.abs(ratio))
-        left, done = spent(number, most, level) - done, spent(number, most, level)
+        budget, done = spent(number, most, level) - done, spent(number, most, level)
         # The first look's p value is uniform, and later ones' are among the studies that go on.
-        limit = float(np.partition(p[going], place)[place]) if (place := int(left * PATHS)) and limits else left
+        limit = float(np.partition(p[going], place)[place]) if (place := int(budget * PATHS)) and limits else budget
         limits.append(limit)
         going &= p >= limit
     return tuple(limits)

@@ -65,11 +65,11 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
     Args:
         models: their names, in the order of the tasks' scores.
     """
-    means = np.asarray([[own.mean() for own in task.scores] for task in tasks])  # [T, M]
+    means = np.asarray([[scores.mean() for scores in task.scores] for task in tasks])  # [T, M]
     order = sorted(range(len(models)), key=lambda place: (-means[:, place].mean(), models[place]))
     examples = [_of_examples(task) for task in tasks]
     seeds = [_of_seeds(task) for task in tasks]
-    found = []
+    gaps = []
     for one, other in itertools.combinations(order, 2):
         shares = list(examples)
         for task, (variance, freedom) in zip(tasks, seeds, strict=True):
@@ -77,10 +77,10 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
                 shares.append((variance * (1 / len(task.scores[one]) + 1 / len(task.scores[other])), freedom))
         shares = [(variance / len(tasks) ** 2, freedom) for variance, freedom in shares if variance > 0]
         value = float((means[:, one] - means[:, other]).mean())
-        found.append((one, other, satterthwaite(value, shares, confidence=confidence) if shares else unknown(value)))
-    corrected = holm([each.p for *_, each in found])
+        gaps.append((one, other, satterthwaite(value, shares, confidence=confidence) if shares else unknown(value)))
+    corrected = holm([gap.p for *_, gap in gaps])
     pairs = tuple(
-        RankedPair(models[one], models[other], each, p) for (one, other, each), p in zip(found, corrected, strict=True)
+        RankedPair(models[one], models[other], gap, p) for (one, other, gap), p in zip(gaps, corrected, strict=True)
     )
     clear = {(pair.first, pair.second) for pair in pairs if pair.p_holm < 1 - confidence}
     names = [models[place] for place in order]
@@ -117,17 +117,17 @@ def level_runs(ranked: Sequence[str], clear: Set[tuple[str, str]]) -> list[list[
 
 def _of_examples(task: TaskScores) -> tuple[float, float]:
     """Return the jackknife's variance of a difference, the mean over all pairs of models, and its degrees of freedom."""
-    own = [WeightedMean(scores.mean(axis=0)) for scores in task.scores]
-    folds = np.stack([fold_scores(each, len(each.values), task.groups) for each in own])  # [M, G]
-    apart = folds - folds.mean(axis=1, keepdims=True)
-    apart -= apart.mean(axis=0)
-    models, count = apart.shape
-    return float((count - 1) / count * 2 / (models - 1) * (apart**2).sum()), (models - 1) * (count - 1)
+    measures = [WeightedMean(scores.mean(axis=0)) for scores in task.scores]
+    folds = np.stack([fold_scores(measure, len(measure.values), task.groups) for measure in measures])  # [M, G]
+    deviations = folds - folds.mean(axis=1, keepdims=True)
+    deviations -= deviations.mean(axis=0)
+    models, count = deviations.shape
+    return float((count - 1) / count * 2 / (models - 1) * (deviations**2).sum()), (models - 1) * (count - 1)
 
 
 def _of_seeds(task: TaskScores) -> tuple[float, int]:
     """Return the variance of one seed's score, pooled over the models, and its degrees of freedom; 0 for single seeds."""
     parts = [scores.mean(axis=1) for scores in task.scores]
-    freedom = sum(len(own) - 1 for own in parts)
-    squares = math.fsum(float(((own - own.mean()) ** 2).sum()) for own in parts)
+    freedom = sum(len(seed_scores) - 1 for seed_scores in parts)
+    squares = math.fsum(float(((seed_scores - seed_scores.mean()) ** 2).sum()) for seed_scores in parts)
     return (squares / freedom if freedom else 0.0), freedom

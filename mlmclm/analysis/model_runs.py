@@ -29,7 +29,7 @@ class Runs:
         settings: [R], the number of each rate's setting, where one is chosen among several with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
-        unseen: [R], what the model may score at rates at which it has lost all runs, maybe by chance (`failed_runs.with_unseen`); NaN at others.
+        unseen: [R], the score that the model may have at rates at which it lost all runs, maybe by chance (`failed_runs.with_unseen`); NaN at others.
     """
 
     rates: Sequence[float]
@@ -50,12 +50,12 @@ class Runs:
 
     @property
     def ran(self) -> Array:
-        """Which runs there are, with those that diverged, [R, S]."""
+        """Which runs have a score or diverged, [R, S]."""
         return self.present if self.diverged is None else self.present | self.diverged
 
     @property
     def every(self) -> Array:
-        """Which runs there are, with those that have no score, [R, S]."""
+        """Which runs have any result, with or without a score, [R, S]."""
         return self.ran if self.unread is None else self.ran | self.unread
 
     @cached_property
@@ -77,22 +77,22 @@ class Runs:
     def at(self, rates: Collection[float]) -> Runs:
         """Return the runs at some of the learning rates."""
         keep = [rate in rates for rate in self.rates]
-        left = tuple(rate for rate in self.rates if rate in rates)
-        others = (
-            None if each is None else each[keep]
-            for each in (self.diverged, self.unread, self.settings, self.hopeless, self.unseen)
+        kept = tuple(rate for rate in self.rates if rate in rates)
+        optional = (
+            None if values is None else values[keep]
+            for values in (self.diverged, self.unread, self.settings, self.hopeless, self.unseen)
         )
-        return Runs(left, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, *others)
+        return Runs(kept, self.validation[keep], self.test[keep], self.failed[keep], self.seeds, *optional)
 
 
 def runs_of(group: Sequence[Record]) -> Runs:
     """Arrange the cells of one (model, task) by learning rate and seed; none of them has failed yet."""
-    own_seeds = [seeds_of(cell) for cell in group]
-    rates, seeds = sorted({cell["learning_rate"] for cell in group}), sorted(set(own_seeds))
+    seeds_by_cell = [seeds_of(cell) for cell in group]
+    rates, seeds = sorted({cell["learning_rate"] for cell in group}), sorted(set(seeds_by_cell))
     scores = np.full((2, len(rates), len(seeds)), math.nan)
     diverged, unread = np.zeros((2, len(rates), len(seeds)), bool)
-    for cell, own in zip(group, own_seeds, strict=True):
-        place = rates.index(cell["learning_rate"]), seeds.index(own)
+    for cell, cell_seeds in zip(group, seeds_by_cell, strict=True):
+        place = rates.index(cell["learning_rate"]), seeds.index(cell_seeds)
         if scored(cell):
             scores[0][place], scores[1][place] = cell["validation"], cell["test"]
         else:

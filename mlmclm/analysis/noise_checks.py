@@ -1,4 +1,4 @@
-"""Checks of what intervals take for granted: seeds that are independent over tasks, normal noise, and even noise.
+"""Checks of the intervals' assumptions: seeds are independent over tasks, and the noise is normal and alike for all models.
 
 Residuals are the runs' test scores less the mean of their model, task and learning rate, in fitted deviations (`seed_noise`); runs
 that failed are left out.
@@ -21,18 +21,18 @@ from mlmclm.analysis.shared_trainings import deviations
 from mlmclm.results.intervals import NAN
 
 SHOWN = 0.01
-"""Level from which on a check says something; one in a hundred sound studies is said to fail it."""
+"""Level at which a check fails; one in a hundred sound studies fails it by chance."""
 
 
 class Check(NamedTuple):
-    """A statistic of the noise and the p value of what intervals take for granted; NaN where too little is known."""
+    """A statistic of the noise, and the p value of the assumption about it; NaN where too little is known."""
 
     value: float
     p: float
 
     @property
     def fails(self) -> bool:
-        """Whether the noise is shown to be otherwise."""
+        """Whether the assumption is rejected."""
         return self.p < SHOWN
 
 
@@ -42,7 +42,7 @@ class NoiseChecks(NamedTuple):
     Attributes:
         together: the correlation of a seed's test scores on different tasks that are not known to share trainings.
         tails: the excess kurtosis of the residuals, which is 0 for normal noise.
-        uneven: whether the test of equal variances over the models tells them apart (`pooled_variances`).
+        uneven: whether the models' variances differ, by the test of `pooled_variances`.
     """
 
     together: Check
@@ -54,9 +54,9 @@ def noise_checks(
     runs: Mapping[tuple[str, str], Runs], fits: Mapping[tuple[str, str], Fit], effects: Effects
 ) -> NoiseChecks:
     """Check the noise of a study's runs."""
-    known = [pair for pair, fit in fits.items() if fit.known]
+    pairs = [pair for pair, fit in fits.items() if fit.known]
     products, degrees = 0.0, 0.0
-    for one, other in itertools.combinations(known, 2):
+    for one, other in itertools.combinations(pairs, 2):
         if one[0] == other[0] and other[1] not in effects[one].alike:
             scale = float(np.nanmean(fits[one].deviations[1]) * np.nanmean(fits[other].deviations[1]))
             for first, second in deviations(runs[one], runs[other]):
@@ -65,7 +65,7 @@ def noise_checks(
     together = (
         Check(products / degrees, float(special.ndtr(-products / math.sqrt(degrees)))) if degrees else Check(NAN, NAN)
     )
-    values = np.asarray([value for pair in known for value in _residuals(runs[pair], fits[pair])])
+    values = np.asarray([value for pair in pairs for value in _residuals(runs[pair], fits[pair])])
     tails = Check(NAN, NAN)
     if len(values) > 20:
         excess = float((values**4).mean() / (values**2).mean() ** 2 - 3)
@@ -77,8 +77,8 @@ def noise_checks(
 def _residuals(runs: Runs, fit: Fit) -> Iterator[float]:
     usual = float(np.nanmedian(fit.deviations[1]))
     for row, learned in enumerate(runs.learned):
-        own = runs.test[row, learned]
-        if len(own) > 1 and usual > 0:
+        scores = runs.test[row, learned]
+        if len(scores) > 1 and usual > 0:
             # A variance that stands for itself would hide the run that is far off.
-            scale = usual if fit.degrees[row] < len(own) else fit.deviations[1][row]
-            yield from ((own - own.mean()) / (scale * math.sqrt(1 - 1 / len(own)))).tolist()
+            scale = usual if fit.degrees[row] < len(scores) else fit.deviations[1][row]
+            yield from ((scores - scores.mean()) / (scale * math.sqrt(1 - 1 / len(scores)))).tolist()

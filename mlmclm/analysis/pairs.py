@@ -90,8 +90,8 @@ def compare(
     rows, groups, classes = first[0].rows, first[0].groups, len(first[0].label_names)
     units = first[0].units
     if units < 2:
-        what = "test example" if groups is None else "group of test examples"
-        raise UserError(f"result {first[0].result['key']}: one {what} is too little to compare on.")
+        unit = "test example" if groups is None else "group of test examples"
+        raise UserError(f"result {first[0].result['key']}: one {unit} is too little to compare on.")
     by_seed = [[measure(metric, measures(cell.columns, classes)) for cell in cells] for cells in (first, second)]
     one, other = map(mean_over_seeds, by_seed)
     once = np.ones((1, rows))
@@ -104,9 +104,9 @@ def compare(
         variance, freedom = fold_variance(fold_scores(one, rows, groups) - fold_scores(other, rows, groups))
         # The jackknife of equal differences leaves rounding errors.
         error = math.sqrt(variance) if variance > TIE**2 else NAN
-        found = estimate(scores[0] - scores[1], error, freedom, confidence=confidence)
-        p = 1.0 if math.isnan(error) and abs(found.value) <= TIE else found.p
-        ends = found.low, found.high
+        difference = estimate(scores[0] - scores[1], error, freedom, confidence=confidence)
+        p = 1.0 if math.isnan(error) and abs(difference.value) <= TIE else difference.p
+        ends = difference.low, difference.high
     else:
         p, ends = mcnemar(*discordant[:2]), paired_interval(*discordant, confidence=confidence)
     return PairedComparison(
@@ -130,8 +130,8 @@ def compare(
 
 def check_same_examples(one: KeptExamples, other: KeptExamples, gold: Sequence[str]) -> None:
     """Raise a `UserError` that names what differs, unless two cells were tested on the same examples."""
-    told = {"family": "families", "task_data": "task data"}
-    differing = [what for name, what in told.items() if one.result.get(name) != other.result.get(name)]
+    plurals = {"family": "families", "task_data": "task data"}
+    differing = [plural for name, plural in plurals.items() if one.result.get(name) != other.result.get(name)]
     protocols = [cell.result.get("protocol", {}) for cell in (one, other)]  # other tools' results have none
     differing += [name for name in TESTED_ON if protocols[0].get(name) != protocols[1].get(name)]
     if not differing and one.rows != other.rows:
@@ -198,7 +198,7 @@ def compare_with_seeds(
     confidence: float = 0.95,
     groups: Array | None = None,
 ) -> dict[str, Any]:
-    """Compare two sides that chose nothing, with the noise of seeds and of examples in one interval.
+    """Compare two sides without a choice of learning rate, with the noise of seeds and of examples in one interval.
 
     The variance is that of the mean over each side's seeds, and the jackknife's over examples, which both sides share.
 
@@ -212,8 +212,8 @@ def compare_with_seeds(
         has equal scores, `low`, `high` and `p` are NaN, as the noise of seeds is not known.
     """
     sides = [score_of_seeds(seeds, rows, groups) for seeds in (first, second)]
-    found = mean_difference(
-        {(side, ""): own for side, own in zip("ab", sides, strict=True)}, ("a", "b"), [""], confidence
+    difference = mean_difference(
+        {(side, ""): effect for side, effect in zip("ab", sides, strict=True)}, ("a", "b"), [""], confidence
     ).whole
     return {
         "examples": rows,
@@ -221,19 +221,19 @@ def compare_with_seeds(
         "seeds": len(first),
         "first": sides[0].seeds.value,
         "second": sides[1].seeds.value,
-        "difference": found.value,
-        "low": found.low,
-        "high": found.high,
+        "difference": difference.value,
+        "low": difference.low,
+        "high": difference.high,
         "confidence": confidence,
-        "p": found.p,
+        "p": difference.p,
         "covers": BOTH,
     }
 
 
 def score_of_seeds(seeds: Sequence[Measure], rows: int, groups: Array | None = None) -> Effect:
-    """Return the score of a side that chose nothing, given that of each seed."""
-    own = student([float(score(np.ones((1, rows)))[0]) for score in seeds])
-    return Effect(own, own, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows, groups))
+    """Return the score of a side without a choice of learning rate, given that of each seed."""
+    over_seeds = student([float(score(np.ones((1, rows)))[0]) for score in seeds])
+    return Effect(over_seeds, over_seeds, np.ones(1), 0.0, fold_scores(mean_over_seeds(seeds), rows, groups))
 
 
 def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:

@@ -57,29 +57,29 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
     The variance of a seed is the mean over models of that of the whole procedure (`effects`), which has the noise of the choice and of lost
     runs too. It falls with the number of seeds, except where rates that are level with each other have different scores.
     """
-    found = {}
+    by_task = {}
     counted = [run for run in analysis.models if models is None or run in models]
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
     for task in sorted(analysis.families):
-        known = {run: own for run in counted if (own := _model_noise(analysis, (run, task))) is not None}
-        if not known:
+        noises = {run: noise for run in counted if (noise := _model_noise(analysis, (run, task))) is not None}
+        if not noises:
             continue
-        variances, freedom, runs = zip(*known.values(), strict=True)
-        effects = [each for (run, its), each in analysis.run_effects.items() if its == task and run in counted]
+        variances, freedom, runs = zip(*noises.values(), strict=True)
+        effects = [effect for (run, its), effect in analysis.run_effects.items() if its == task and run in counted]
         pairs = (((1.0, one), (-1.0, other)) for one, other in combinations(effects, 2))
         moved = [parts for pair in pairs if (parts := test_set_noise(pair))]
         test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]
-        found[task] = TaskNoise(
+        by_task[task] = TaskNoise(
             seeds=math.sqrt(float(np.mean(variances))),
             test_set=math.sqrt(float(np.median(test_sets))) if test_sets else 0.0,
             pretraining=pretraining.get(task),
             together=together,
-            freedom=float(np.mean([each or 0.0 for each in freedom])) if any(freedom) else None,
-            alike={other: float(np.mean([each.alike[other] for each in effects])) for other in effects[0].alike},
+            freedom=float(np.mean([degrees or 0.0 for degrees in freedom])) if any(freedom) else None,
+            alike={other: float(np.mean([effect.alike[other] for effect in effects])) for other in effects[0].alike},
             runs=sum(runs),
-            models=len({analysis.model_of[run] for run in known}),
+            models=len({analysis.model_of[run] for run in noises}),
         )
-    return found
+    return by_task
 
 
 def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str, float], float]:
@@ -91,25 +91,25 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     Args:
         effects: the scores of models over their runs (`replicates`).
     """
-    own = {
-        task: {model: each.runs for (model, its), each in effects.items() if its == task and each.runs}
+    noises = {
+        task: {model: effect.runs for (model, its), effect in effects.items() if its == task and effect.runs}
         for task in tasks
     }
-    own = {task: runs for task, runs in own.items() if runs}
-    if not own:
+    noises = {task: runs for task, runs in noises.items() if runs}
+    if not noises:
         return {}, 1.0
-    roots = np.stack([next(iter(runs.values())).root for runs in own.values()], axis=1)
+    roots = np.stack([next(iter(runs.values())).root for runs in noises.values()], axis=1)
     covariance = roots.T @ roots
-    seeds = [float(np.mean([each.seeds * each.number for each in runs.values()])) for runs in own.values()]
+    seeds = [float(np.mean([noise.seeds * noise.number for noise in runs.values()])) for runs in noises.values()]
     deviations = np.sqrt(np.maximum(np.diag(covariance) - seeds, 0.0))
     pairs = [
         (one, other)
-        for (one, first), (other, second) in combinations(enumerate(own.values()), 2)
+        for (one, first), (other, second) in combinations(enumerate(noises.values()), 2)
         if first.keys() & second.keys()
     ]
     size = math.fsum(deviations[one] * deviations[other] for one, other in pairs)
     together = math.fsum(covariance[pair] for pair in pairs) / size if size else 1.0
-    return dict(zip(own, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
+    return dict(zip(noises, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
 def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float | None, int] | None:
@@ -134,9 +134,9 @@ def seeds_needed(
     Returns:
         None if no number of seeds will do because the test set is too small.
     """
-    effects = planned_effects({"": noise}, 2, rates, [str(each) for each in range(models)])
-    found = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)
-    return found if isinstance(found, int) else None
+    effects = planned_effects({"": noise}, 2, rates, [str(number) for number in range(models)])
+    needed = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)
+    return needed if isinstance(needed, int) else None
 
 
 def planned_effects(
@@ -150,14 +150,14 @@ def planned_effects(
     effects = {}
     # Each model moves a fold of its own, so that the difference of any two has the variance of the test set.
     count = max(FOLDS, len(models))
-    for task, own in noise.items():
-        freedom = (rates * len(models) if own.freedom is None else own.freedom) * (seeds - 1)
-        score = estimate(0.0, own.seeds / math.sqrt(seeds) if seeds > 1 else NAN, freedom)
-        moved = own.test_set * math.sqrt(count / (2 * (count - 1)))
+    for task, task_noise in noise.items():
+        freedom = (rates * len(models) if task_noise.freedom is None else task_noise.freedom) * (seeds - 1)
+        score = estimate(0.0, task_noise.seeds / math.sqrt(seeds) if seeds > 1 else NAN, freedom)
+        moved = task_noise.test_set * math.sqrt(count / (2 * (count - 1)))
         for place, model in enumerate(models):
             folds = moved * np.eye(1, count, place)[0] if moved else None
-            pooled = own.freedom is None
-            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, pooled, alike=own.alike)
+            pooled = task_noise.freedom is None
+            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, pooled, alike=task_noise.alike)
     return effects
 
 
@@ -170,24 +170,24 @@ def over_planned_runs(
         noise: of all tasks, with that of pretraining.
     """
     tasks = list(noise)
-    added = np.asarray([own.pretraining for own in noise.values()], dtype=np.float64)
-    together = np.asarray([own.together for own in noise.values()])
+    added = np.asarray([task_noise.pretraining for task_noise in noise.values()], dtype=np.float64)
+    together = np.asarray([task_noise.together for task_noise in noise.values()])
     correlation = np.sqrt(np.outer(together, together))
     np.fill_diagonal(correlation, 1.0)
-    within = np.asarray([own.seeds**2 / seeds for own in noise.values()])
+    within = np.asarray([task_noise.seeds**2 / seeds for task_noise in noise.values()])
     alike = [[1.0 if one == other else noise[one].alike.get(other, 0.0) for other in tasks] for one in tasks]
     seeds_added = np.sqrt(np.outer(within, within)) * alike
     values, vectors = np.linalg.eigh(np.outer(added, added) * correlation + seeds_added)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
-    found = {}
+    over_runs = {}
     for (model, task), single in effects.items():
         column = tasks.index(task)
         freedom = single.seeds.freedom if seeds > 1 else 1.0
-        own = RunNoise(root[:, column], len(models) * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
-        sum_noise = noise_of_sum([(1.0, own)])
+        run_noise = RunNoise(root[:, column], len(models) * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
+        sum_noise = noise_of_sum([(1.0, run_noise)])
         score = estimate(0.0, math.sqrt(sum_noise.variance), sum_noise.freedom)
-        found[model, task] = replace(single, seeds=score, pooled=sum_noise.pooled, runs=own)
-    return found
+        over_runs[model, task] = replace(single, seeds=score, pooled=sum_noise.pooled, runs=run_noise)
+    return over_runs
 
 
 @dataclass(frozen=True)
@@ -234,19 +234,19 @@ def planned_power(
     level = holm_level("task", families, len(models), 0.95)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
-    for task, own in noise.items():
+    for task, task_noise in noise.items():
         if runs == 1:
-            needed[task] = seeds_needed(own, difference, level=level, rates=rates, models=len(models))
+            needed[task] = seeds_needed(task_noise, difference, level=level, rates=rates, models=len(models))
             continue
         contrast = mean_difference(effects, (models[0], models[1]), [task])
-        both = (
+        counts = (
             seeds_or_obstacle(difference, contrast, seeds, level),
             runs_or_obstacle(difference, contrast, runs, level),
         )
-        needed[task], runs_needed[task] = (each if isinstance(each, int) else None for each in both)
+        needed[task], runs_needed[task] = (count if isinstance(count, int) else None for count in counts)
     return PlannedPower(
         needed=needed,
-        floors={task: smallest_difference(own.test_set, FOLDS - 1, level) for task, own in noise.items()},
+        floors={task: smallest_difference(task_noise.test_set, FOLDS - 1, level) for task, task_noise in noise.items()},
         smallest=smallest_differences(effects, models, families),
         runs=runs,
         runs_needed=runs_needed,

@@ -40,14 +40,14 @@ class Unequal(NamedTuple):
 
 def unequal(tasks: Sequence[Variances]) -> Unequal:
     """Test whether the variances of the models, and of the rates, on some tasks are unequal."""
-    found = []
+    verdicts = []
     for axis in (1, 0):
         parts = [
             bartlett((task.freedom * np.nan_to_num(task.values)).sum(axis), task.freedom.sum(axis)) for task in tasks
         ]
-        statistic, degrees = (sum(each) for each in zip(*parts, strict=True)) if parts else (0.0, 0)
-        found.append(bool(degrees and special.chdtrc(degrees, statistic) < UNEQUAL))
-    return Unequal(*found)
+        statistic, degrees = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0)
+        verdicts.append(bool(degrees and special.chdtrc(degrees, statistic) < UNEQUAL))
+    return Unequal(*verdicts)
 
 
 def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
@@ -58,45 +58,45 @@ def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
         freedom: their degrees of freedom.
     """
     use = (freedom > 0) & (squares > 0)
-    own, sums = freedom[use], squares[use]
-    if len(own) < 2:
+    degrees, sums = freedom[use], squares[use]
+    if len(degrees) < 2:
         return 0.0, 0
-    total = own.sum()
-    excess = total * np.log(sums.sum() / total) - (own * np.log(sums / own)).sum()
-    return float(excess / (1 + ((1 / own).sum() - 1 / total) / (3 * (len(own) - 1)))), len(own) - 1
+    total = degrees.sum()
+    excess = total * np.log(sums.sum() / total) - (degrees * np.log(sums / degrees)).sum()
+    return float(excess / (1 + ((1 / degrees).sum() - 1 / total) / (3 * (len(degrees) - 1)))), len(degrees) - 1
 
 
 def pooled(task: Variances, unlike: Unequal) -> Variances:
     """Return the pooled variances of a task and the degrees of freedom that each is based on."""
-    every = _fitted(task.values, task.freedom, unlike)
-    rest = every.freedom - task.freedom
+    fitted = _fitted(task.values, task.freedom, unlike)
+    rest = fitted.freedom - task.freedom
     with np.errstate(invalid="ignore", divide="ignore"):
-        others = (every.freedom * every.values - task.freedom * np.nan_to_num(task.values)) / rest
+        others = (fitted.freedom * fitted.values - task.freedom * np.nan_to_num(task.values)) / rest
         if all(unlike):  # a single variance is a small part of what its factors are based on
-            others, rest = every.values, every.freedom
+            others, rest = fitted.values, fitted.freedom
         ratio = task.values / np.maximum(others, 0.0)
         alone = (rest > 0) & (ratio > special.fdtri(task.freedom, np.maximum(rest, 1), NOISIER))
-    found = _fitted(task.values, np.where(alone, 0.0, task.freedom), unlike)
-    return Variances(np.where(alone, task.values, found.values), np.where(alone, task.freedom, found.freedom))
+    common = _fitted(task.values, np.where(alone, 0.0, task.freedom), unlike)
+    return Variances(np.where(alone, task.values, common.values), np.where(alone, task.freedom, common.freedom))
 
 
 def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
     """Return the variances as factors of models and rates, where these are unequal, and their degrees of freedom."""
     squares = freedom * np.nan_to_num(values)
-    whole = float(freedom.sum())
+    total = float(freedom.sum())
     by_model, by_rate = (freedom.sum(axis=axis, keepdims=True) for axis in (1, 0))
-    level, ratios = np.full((len(values), 1), squares.sum() / max(whole, 1.0)), np.ones((1, values.shape[1]))
+    level, ratios = np.full((len(values), 1), squares.sum() / max(total, 1.0)), np.ones((1, values.shape[1]))
     for _ in range(ROUNDS if all(unlike) else 1):
         if unlike.models:
             level = np.where(
                 by_model > 0, (squares / ratios).sum(axis=1, keepdims=True) / np.maximum(by_model, 1), level
             )
         if unlike.rates:
-            own = (squares / np.where(level > 0, level, 1.0)).sum(axis=0, keepdims=True) / np.maximum(by_rate, 1)
-            ratios = np.where(own > 0, own, 1.0)
-    of_level = np.where(by_model > 0, by_model, whole) if unlike.models else np.full((1, 1), whole)
-    own_rate = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
+            raw = (squares / np.where(level > 0, level, 1.0)).sum(axis=0, keepdims=True) / np.maximum(by_rate, 1)
+            ratios = np.where(raw > 0, raw, 1.0)
+    of_level = np.where(by_model > 0, by_model, total) if unlike.models else np.full((1, 1), total)
+    combined = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
     # A rate without several runs has the level of the others.
     of_rate = np.where(by_rate > 0, by_rate, of_level)
-    based_on = (own_rate if unlike.models else of_rate) if unlike.rates else of_level
+    based_on = (combined if unlike.models else of_rate) if unlike.rates else of_level
     return Variances(level * ratios, based_on + np.zeros(values.shape))

@@ -18,7 +18,7 @@ from mlmclm.results.intervals import NAN, satterthwaite
 POWER = 0.8
 """The probability with which a difference is to be found."""
 MOST = 1_000
-"""Most seeds, or pretraining runs, that are thought of."""
+"""Most seeds, or pretraining runs, that are considered."""
 
 
 def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
@@ -42,11 +42,11 @@ def _smallest_shift(freedom: float, level: float, power: float) -> float:
     def missed(shift: float) -> float:
         return float(special.nctdtr(freedom, shift, critical)) - (1 - power)
 
-    most = critical + 20
-    while missed(most) > 0:  # with few degrees of freedom the noise itself is hardly known
-        most *= 2
+    upper = critical + 20
+    while missed(upper) > 0:  # with few degrees of freedom the noise itself is hardly known
+        upper *= 2
     # The distribution function is NaN far out.
-    return float(optimize.brentq(missed, 0.0, most)) if missed(most) <= 0 else NAN
+    return float(optimize.brentq(missed, 0.0, upper)) if missed(upper) <= 0 else NAN
 
 
 def smallest_differences(
@@ -56,19 +56,19 @@ def smallest_differences(
 
     It is that of the test at the first step of the correction, and NaN where the noise is not known.
     """
-    found = {}
+    smallest = {}
     for kind, scope, tasks in scopes(families):
         if kind == "family":
             continue
         level = holm_level(kind, families, len(models), confidence)
         differences = [
-            smallest_difference(whole.error, whole.freedom, level, power)
+            smallest_difference(difference.error, difference.freedom, level, power)
             for pair in itertools.combinations(models, 2)
             if all((model, task) in effects for model in pair for task in tasks)
-            for whole in [mean_difference(effects, pair, tasks).whole]
+            for difference in [mean_difference(effects, pair, tasks).whole]
         ]
-        found[scope] = float(np.median(differences)) if differences else NAN
-    return found
+        smallest[scope] = float(np.median(differences)) if differences else NAN
+    return smallest
 
 
 Obstacle = Literal["noise", "test sets", "pretraining", "seeds"]
@@ -91,9 +91,9 @@ def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, 
     """
 
     def shares(seeds: float) -> Shares:
-        left = math.fsum(size for size, _ in contrast.runs) - contrast.within * (1 - now / seeds)
-        kept = [(max(0.0, left), min(freedom for _, freedom in contrast.runs))] if contrast.runs else []
-        return [*_more(contrast.seeds, seeds, now), *kept]
+        variance = math.fsum(size for size, _ in contrast.runs) - contrast.within * (1 - now / seeds)
+        constant = [(max(0.0, variance), min(freedom for _, freedom in contrast.runs))] if contrast.runs else []
+        return [*_more(contrast.seeds, seeds, now), *constant]
 
     return _rounds(value, contrast, shares, level, power)
 
@@ -117,19 +117,19 @@ def _rounds(
     if math.isnan(contrast.whole.error) or not math.fsum(size for size, _ in (*contrast.seeds, *contrast.runs)):
         return "noise"
 
-    def found(number: float) -> bool:
+    def finds(number: float) -> bool:
         return _smallest([*shares(number), *contrast.test_sets], level, power) <= abs(value)
 
     if _smallest(contrast.test_sets, level, power) > abs(value):
         return "test sets"
-    if not found(math.inf):
+    if not finds(math.inf):
         return "pretraining"
-    if not found(MOST):
+    if not finds(MOST):
         return "seeds"
     low, high = 1, MOST  # `low` is too few: one seed, or one run, has no noise
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
+        low, high = (low, middle) if finds(middle) else (middle, high)
     return high
 
 
@@ -160,5 +160,5 @@ def _more(shares: Shares, number: float, now: float) -> Shares:
 def _smallest(shares: Shares, level: float, power: float) -> float:
     if not math.fsum(size for size, _ in shares):
         return 0.0
-    whole = satterthwaite(0.0, shares)
-    return smallest_difference(whole.error, whole.freedom, level, power)
+    total = satterthwaite(0.0, shares)
+    return smallest_difference(total.error, total.freedom, level, power)

@@ -1,4 +1,4 @@
-"""Scores of models that were pretrained several times: what is said about a plan of pretraining instead of one run of it.
+"""Scores of models that were pretrained several times: statements about a plan of pretraining instead of one run of it.
 
 Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores holds the
 noise of pretraining and, within it, that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
@@ -30,10 +30,10 @@ def groups_of(models: Sequence[str], replicate_of: Mapping[str, str]) -> dict[st
     Args:
         replicate_of: the model that a further run is a replicate of, by the run's name.
     """
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for model in sorted(models, key=lambda name: (name in replicate_of, name)):
-        found.setdefault(replicate_of.get(model, model), []).append(model)
-    return dict(sorted(found.items()))
+        groups.setdefault(replicate_of.get(model, model), []).append(model)
+    return dict(sorted(groups.items()))
 
 
 def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Effect]:
@@ -43,48 +43,48 @@ def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> di
         effects: the scores of the runs.
         groups: the runs of each model (`groups_of`).
     """
-    found: dict[tuple[str, str], Effect] = {}
+    over_runs: dict[tuple[str, str], Effect] = {}
     codes = np.repeat(np.arange(len(groups)), [len(runs) for runs in groups.values()])
     for task in sorted({task for _, task in effects}):
-        own = {
-            model: [each for run in runs if (each := effects.get((run, task))) is not None]
+        by_model = {
+            model: [effect for run in runs if (effect := effects.get((run, task))) is not None]
             for model, runs in groups.items()
         }
-        scored = {model: [each for each in runs if math.isfinite(each.seeds.value)] for model, runs in own.items()}
+        scored = {model: [run for run in runs if math.isfinite(run.seeds.value)] for model, runs in by_model.items()}
         values = [effects.get((run, task), NO_EFFECT).seeds.value for runs in groups.values() for run in runs]
         root, freedom = root_of(np.asarray(values), codes)
-        known = [
-            [error**2 for each in runs if not math.isnan(error := each.seeds.error)]
+        variances = [
+            [error**2 for run in runs if not math.isnan(error := run.seeds.error)]
             for runs in scored.values()
             if len(runs) > 1
         ]
-        typical = float(np.mean([np.mean(own) for own in known if own])) if any(known) else 0.0
-        for model, runs in own.items():
+        typical = float(np.mean([np.mean(of_model) for of_model in variances if of_model])) if any(variances) else 0.0
+        for model, runs in by_model.items():
             if freedom and scored[model]:
-                found[model, task] = _mean(scored[model], root, freedom, typical)
+                over_runs[model, task] = _mean(scored[model], root, freedom, typical)
             elif runs:
-                found[model, task] = (scored[model] or runs)[0]
-    return found
+                over_runs[model, task] = (scored[model] or runs)[0]
+    return over_runs
 
 
 def _mean(runs: Sequence[Effect], root: Array, freedom: float, typical: float) -> Effect:
     """Return the mean of a model's runs, given how the runs of all models vary on the task (`RunNoise`)."""
     number = len(runs)
-    within = math.fsum(each.seeds.error**2 for each in runs) / number**2
-    own = RunNoise(root, freedom, number, (within, min(each.seeds.freedom for each in runs)), typical)
-    noise = noise_of_sum([(1.0, own)])
-    folds = [each.folds for each in runs if each.folds is not None]
-    alike = len(folds) == number and len({len(each) for each in folds}) == 1
+    within = math.fsum(run.seeds.error**2 for run in runs) / number**2
+    run_noise = RunNoise(root, freedom, number, (within, min(run.seeds.freedom for run in runs)), typical)
+    noise = noise_of_sum([(1.0, run_noise)])
+    folds = [run.folds for run in runs if run.folds is not None]
+    same_examples = len(folds) == number and len({len(scores) for scores in folds}) == 1
     seeds, fresh = (
         estimate(float(np.mean(values)), math.sqrt(noise.variance), noise.freedom)
-        for values in ([each.seeds.value for each in runs], [each.fresh.value for each in runs])
+        for values in ([run.seeds.value for run in runs], [run.fresh.value for run in runs])
     )
     return replace(
         runs[0],
         seeds=seeds,
         fresh=fresh,
-        regret=float(np.mean([each.regret for each in runs])),
-        folds=np.mean(folds, axis=0) if alike else None,
+        regret=float(np.mean([run.regret for run in runs])),
+        folds=np.mean(folds, axis=0) if same_examples else None,
         pooled=noise.pooled,
-        runs=own,
+        runs=run_noise,
     )

@@ -166,8 +166,8 @@ def observed_grid(cells: pd.DataFrame) -> Grid:
         models=tuple(sorted(set(cells["model"]))),
         tasks=tuple(sorted(set(cells["task"]))),
         learning_rates=tuple(sorted(set(cells["learning_rate"]))),
-        seeds=tuple(Seeds(*own).simplest() for own in sorted(seeds)),
-        settings={str(task): tuple(sorted(own)) for task, own in points.items() if any(own)},
+        seeds=tuple(Seeds(*streams).simplest() for streams in sorted(seeds)),
+        settings={str(task): tuple(sorted(names)) for task, names in points.items() if any(names)},
     )
 
 

@@ -49,11 +49,11 @@ def root_of(scores: Array, models: Array) -> tuple[Array, float]:
         scores: of the runs, [R], in the same order on each task; NaN for a run without a score, which shows nothing.
         models: the model that each is a run of, as a number, [R].
     """
-    there = np.isfinite(scores)
-    counts = np.bincount(models[there], minlength=len(models))
-    means = np.bincount(models[there], weights=scores[there], minlength=len(models)) / np.maximum(counts, 1)
-    freedom = float(there.sum() - (counts > 0).sum())
-    return np.where(there, scores - means[models], 0.0) / math.sqrt(freedom or NAN), freedom
+    scored = np.isfinite(scores)
+    counts = np.bincount(models[scored], minlength=len(models))
+    means = np.bincount(models[scored], weights=scores[scored], minlength=len(models)) / np.maximum(counts, 1)
+    freedom = float(scored.sum() - (counts > 0).sum())
+    return np.where(scored, scores - means[models], 0.0) / math.sqrt(freedom or NAN), freedom
 
 
 class SumNoise(NamedTuple):
@@ -79,14 +79,14 @@ def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     Args:
         parts: what a task counts, and the noise there.
     """
-    root = np.asarray(sum(weight * own.root for weight, own in parts))
-    between = float((root**2).sum()) / min(own.number for _, own in parts)
-    shares = [(weight**2 * own.within[0], own.within[1]) for weight, own in parts]
+    root = np.asarray(sum(weight * noise.root for weight, noise in parts))
+    between = float((root**2).sum()) / min(noise.number for _, noise in parts)
+    shares = [(weight**2 * noise.within[0], noise.within[1]) for weight, noise in parts]
     within = math.fsum(size for size, _ in shares)
-    freedom = min(own.freedom for _, own in parts)
-    seeds = within**2 / math.fsum(size**2 / own for size, own in shares) if within > 0 else NAN
-    typical = math.fsum(weight**2 * own.typical for weight, own in parts)
-    single = min(own.number for _, own in parts) == 1
+    freedom = min(noise.freedom for _, noise in parts)
+    seeds = within**2 / math.fsum(size**2 / degrees for size, degrees in shares) if within > 0 else NAN
+    typical = math.fsum(weight**2 * noise.typical for weight, noise in parts)
+    single = min(noise.number for _, noise in parts) == 1
     pretraining = max(0.0, between - typical) if single else 0.0
     if between < pretraining + within:
         degrees = freedom if math.isnan(seeds) else min(freedom, seeds)

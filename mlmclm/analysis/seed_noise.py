@@ -83,13 +83,13 @@ class Fit:
         and test scores have in common, half their sum, is corrected apart from that in which they differ.
         """
         validation, test = self.shrunk(1.0) - (centre := self.shrunk(0.0))
-        both = 2 * self.correlation * self.deviations.prod(axis=0)
-        found = []
+        twice_covariance = 2 * self.correlation * self.deviations.prod(axis=0)
+        shrunken = []
         for sign, half in ((1, (validation + test) / 2), (-1, (validation - test) / 2)):
-            variances = ((self.deviations**2).sum(axis=0) + sign * both)[self.scored] / 4
+            variances = ((self.deviations**2).sum(axis=0) + sign * twice_covariance)[self.scored] / 4
             noise = (1 - self.shared) * (variances / self.present.sum(axis=1)[self.scored]).mean()
-            found.append(half * math.sqrt(max(0.0, 1 - noise / max(half[self.scored].var(ddof=1), 1e-300))))
-        return np.asarray(centre + np.stack((found[0] + found[1], found[0] - found[1])))
+            shrunken.append(half * math.sqrt(max(0.0, 1 - noise / max(half[self.scored].var(ddof=1), 1e-300))))
+        return np.asarray(centre + np.stack((shrunken[0] + shrunken[1], shrunken[0] - shrunken[1])))
 
     def shrunk(self, by: Array | float) -> Array:
         """Return the mean scores, [2, R], shrunk to their mean by factors, [2, 1]."""
@@ -100,8 +100,8 @@ class Fit:
         """Draw validation and test scores of studies whose runs all learn, [studies, R, S], around mean scores, [2, R]."""
         rates, seeds = self.present.shape
         shape = (studies, rates, seeds)
-        own = math.sqrt(1 - self.shared) * generator.standard_normal((2, *shape))
-        validation, independent = own + math.sqrt(self.shared) * generator.standard_normal((2, studies, 1, seeds))
+        unshared = math.sqrt(1 - self.shared) * generator.standard_normal((2, *shape))
+        validation, independent = unshared + math.sqrt(self.shared) * generator.standard_normal((2, studies, 1, seeds))
         noise = np.stack((validation, self.correlation * validation + math.sqrt(1 - self.correlation**2) * independent))
         scores = means[:, None, :, None] + noise * self.deviations[:, None, :, None]
         return scores[0], scores[1]
@@ -111,25 +111,25 @@ def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
     """Fit the noise of all models on some tasks, over which is estimated how alike it is."""
     moments = [{name: _moments(runs) for name, runs in models.items()} for models in tasks]
     rates = [sorted({rate for runs in models.values() for rate in runs.rates}) for models in tasks]
-    splits = [_placed(*own) for own in zip(tasks, moments, rates, strict=True)]
+    splits = [_placed(*parts) for parts in zip(tasks, moments, rates, strict=True)]
     unlike = [unequal([task[split] for task in splits]) for split in (0, 1)]
     correlations = [
-        _shared(runs, own[name][0][1])
-        for models, own in zip(tasks, moments, strict=True)
+        _shared(runs, task_moments[name][0][1])
+        for models, task_moments in zip(tasks, moments, strict=True)
         for name, runs in models.items()
     ]
     weight = sum(pairs for _, pairs in correlations)
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     shared = min(max(0.0, shared), MOST_SHARED)
-    found: list[dict[str, Fit]] = []
-    for models, own, places, task in zip(tasks, moments, rates, splits, strict=True):
-        variances = [pooled(*each) for each in zip(task, unlike, strict=True)]
-        found.append({})
+    fits: list[dict[str, Fit]] = []
+    for models, task_moments, places, task in zip(tasks, moments, rates, splits, strict=True):
+        variances = [pooled(*split) for split in zip(task, unlike, strict=True)]
+        fits.append({})
         for row, (name, runs) in enumerate(models.items()):
             at = row, [places.index(rate) for rate in runs.rates]
             placed = [Variances(split.values[at], split.freedom[at]) for split in variances]
-            found[-1][name] = _fit(runs, own[name], placed, shared, pooled=not unlike[1].models)
-    return found
+            fits[-1][name] = _fit(runs, task_moments[name], placed, shared, pooled=not unlike[1].models)
+    return fits
 
 
 Moments = tuple[Array, Array, Array]
@@ -142,8 +142,8 @@ def _placed(
     """Return the models' variances at all of the task's rates, of validation and of test scores."""
     values, degrees = np.full((2, len(models), len(rates)), math.nan), np.zeros((2, len(models), len(rates)))
     for row, (name, runs) in enumerate(models.items()):
-        own = [rates.index(rate) for rate in runs.rates]
-        _, values[:, row, own], degrees[:, row, own] = moments[name]
+        places = [rates.index(rate) for rate in runs.rates]
+        _, values[:, row, places], degrees[:, row, places] = moments[name]
     degrees[~(values > 0)] = 0.0  # a model whose scores are all equal says nothing about the others' noise
     return Variances(values[0], degrees[0]), Variances(values[1], degrees[1])
 
@@ -164,8 +164,8 @@ def _moments(runs: Runs) -> Moments:
     # Scores that differ by rounding alone show no noise.
     variances[np.sqrt(np.nan_to_num(variances)) <= np.maximum(TIE, SINGLE * np.abs(np.nan_to_num(means)))] = 0.0
     variances[:, count < 2] = math.nan
-    shown = (variances > 0) | ~(variances > 0).any(axis=1, keepdims=True)
-    return means, variances, np.where(shown, np.maximum(count - 1, 0), 0)
+    usable = (variances > 0) | ~(variances > 0).any(axis=1, keepdims=True)
+    return means, variances, np.where(usable, np.maximum(count - 1, 0), 0)
 
 
 def _shared(runs: Runs, means: Array) -> tuple[float, int]:
@@ -191,7 +191,7 @@ def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: f
     known = bool((freedom[1] > 0).any() and np.nansum(variances[1].values) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    most = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * shared**2)
+    upper = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -201,8 +201,8 @@ def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: f
         present=learned if learned.any() else runs.present,
         means=np.where(np.isfinite(means), means, 0.0),  # a rate at which no run learned is not chosen
         deviations=np.sqrt(np.stack([split.values for split in variances])),
-        freedom=most if known else 0.0,
-        degrees=np.minimum(variances[1].freedom, most) if known else np.zeros(len(means[1])),
+        freedom=upper if known else 0.0,
+        degrees=np.minimum(variances[1].freedom, upper) if known else np.zeros(len(means[1])),
         correlation=float(np.clip((residuals[0] * residuals[1]).sum() / scale, -1, 1)) if scale > 0 else 0.0,
         shared=shared,
         pooled=pooled,

@@ -85,9 +85,9 @@ BEST_COLUMNS = columns(
 
 def check_rule(rule: str) -> Rule:
     """Return the rule with this name; raise a `UserError` if there is none."""
-    for known in RULES:
-        if rule == known:
-            return known
+    for name in RULES:
+        if rule == name:
+            return name
     raise unknown("rule for the best learning rate", rule, RULES)
 
 
@@ -96,13 +96,13 @@ def of_both_splits(cells: Sequence[Record], limits: tuple[float, float], confide
 
     The interval stays within the score's range, `limits` (`intervals.within`).
     """
-    found: Record = {}
+    row: Record = {}
     for split in ("validation", "test"):
         scores = [cell[split] for cell in cells]
         interval = within(student(scores, confidence=confidence), *limits)
-        found |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
-        found[f"{split}_sd"] = deviation(scores)
-    return found
+        row |= {f"{split}_mean": interval.value, f"{split}_low": interval.low, f"{split}_high": interval.high}
+        row[f"{split}_sd"] = deviation(scores)
+    return row
 
 
 def with_settings(pairs: Pairs, grid: Grid) -> Pairs:
@@ -146,7 +146,7 @@ def picked_cells(group: Sequence[Record], rule: Rule, runs: Runs | None = None) 
         return []
     runs = runs or runs_of(group)
     picked, counts = choose(runs.validation, runs.test, runs.counting(rule), rule)
-    rates = {seeds: runs.rates[place] for seeds, place, own in zip(runs.seeds, picked, counts, strict=True) if own}
+    rates = {seeds: runs.rates[place] for seeds, place, use in zip(runs.seeds, picked, counts, strict=True) if use}
     return sorted((cell for cell in group if cell["learning_rate"] == rates.get(seeds_of(cell))), key=seeds_of)
 
 
@@ -155,7 +155,7 @@ def chosen_table(picked: Pairs) -> pd.DataFrame:
 
     All later comparisons use these cells only.
     """
-    return table([cell for _, own in sorted(picked.items()) for cell in own], CHOSEN_COLUMNS)
+    return table([cell for _, cells in sorted(picked.items()) for cell in cells], CHOSEN_COLUMNS)
 
 
 def best_table(
@@ -203,16 +203,16 @@ def best_table(
         group, picked = pairs.get((model, task), []), picked_of.get((model, task), [])
         family, metric = labels.get(task, ("", ""))
         taken = {cell["learning_rate"] for cell in picked}
-        found = of_both_splits(picked, ranges.get(task, ANY_SCORE), confidence)
-        own = effects.get((model, task), NO_EFFECT)
+        splits = of_both_splits(picked, ranges.get(task, ANY_SCORE), confidence)
+        effect = effects.get((model, task), NO_EFFECT)
         limits = ranges.get(task, ANY_SCORE)
-        whole, fresh = (within(own.score(confidence, fresh=each), *limits) for each in (False, True))
-        score, low, level = whole.value, whole.low, chance_of(chances, [task])
+        delivered, fresh = (within(effect.score(confidence, fresh=is_fresh), *limits) for is_fresh in (False, True))
+        score, low, level = delivered.value, delivered.low, chance_of(chances, [task])
         places = [runs[model, task].rates.index(cell["learning_rate"]) for cell in picked]
-        again = own.chosen[places].tolist() if len(own.chosen) else []
-        alike = sum(map(constant, picked))
-        above = above_chance(score, low, level, constant=bool(picked) and alike == len(picked))
-        left = not_run.get((model, task), 0)
+        probabilities = effect.chosen[places].tolist() if len(effect.chosen) else []
+        same = sum(map(constant, picked))
+        above = above_chance(score, low, level, constant=bool(picked) and same == len(picked))
+        to_run = not_run.get((model, task), 0)
         grows = grid.grows and task in unfinished
         diverged, missing = _lost_seeds(group, picked, wanted_seeds(grid), rule)
         rows.append(
@@ -229,22 +229,22 @@ def best_table(
                 "n": len(picked),
                 "diverged": diverged,
                 "missing": missing,
-                **{name: found[name] for name in ("validation_mean", "test_mean", "test_sd")},
+                **{name: splits[name] for name in ("validation_mean", "test_mean", "test_sd")},
                 "score": score,
                 "score_low": low,
-                "score_high": whole.high,
+                "score_high": delivered.high,
                 "fresh": fresh.value,
                 "fresh_low": fresh.low,
                 "fresh_high": fresh.high,
-                "p_chosen": mean(again),
-                "regret": own.regret,
+                "p_chosen": mean(probabilities),
+                "regret": effect.regret,
                 "chance": level,
                 "above_chance": above,
-                "constant": alike,
-                "final": not left and not grows,
+                "constant": same,
+                "final": not to_run and not grows,
                 "note": "; ".join(
                     (
-                        *_notes(group, picked, low, above_chance(score, low, level), alike, left, grows),
+                        *_notes(group, picked, low, above_chance(score, low, level), same, to_run, grows),
                         *_tie(runs.get((model, task)), taken, rule),
                     )
                 ),
@@ -254,18 +254,18 @@ def best_table(
 
 
 def best_rates(row: Record) -> str:
-    """Return the best learning rates of a row of `best_table` as text, with the setting; it says so if they are not final."""
+    """Return the best learning rates of a row of `best_table` as text, with the setting, and marked if they are not final."""
     rates = str(row["learning_rates"])
-    said = f"{rates} (not final)" if rates and not row["final"] else rates
-    return ", ".join(filter(None, (said, row["setting"])))
+    text = f"{rates} (not final)" if rates and not row["final"] else rates
+    return ", ".join(filter(None, (text, row["setting"])))
 
 
 def _lost_seeds(group: Sequence[Record], picked: Sequence[Record], seeds: set[Seeds], rule: Rule) -> tuple[int, int]:
     """Count the seeds without a score at the chosen rate (under `per_seed`: at any rate) as (diverged, not run)."""
     rates = {cell["learning_rate"] for cell in (picked if rule != "per_seed" and picked else group)}
-    there = [cell for cell in group if cell["learning_rate"] in rates]
-    lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in there if scored(cell)}
-    diverged = lost & {seeds_of(cell) for cell in there if cell["status"] == "diverged"}
+    at_rates = [cell for cell in group if cell["learning_rate"] in rates]
+    lost = (seeds | {seeds_of(cell) for cell in group}) - {seeds_of(cell) for cell in at_rates if scored(cell)}
+    diverged = lost & {seeds_of(cell) for cell in at_rates if cell["status"] == "diverged"}
     return len(diverged), len(lost - diverged)
 
 
@@ -274,16 +274,16 @@ def _edge(runs: Runs, rule: Rule) -> str:
         return ""
     if len(runs.rates) == 1:
         return "only"
-    scores, kept = runs.test if rule == "on_test" else runs.validation, runs.counting(rule)
-    found = ends(
+    scores, counted = runs.test if rule == "on_test" else runs.validation, runs.counting(rule)
+    best_ends = ends(
         {
-            (runs.rates[rate], runs.seeds[seed]): float(scores[rate, seed]) if kept[rate, seed] else None
+            (runs.rates[rate], runs.seeds[seed]): float(scores[rate, seed]) if counted[rate, seed] else None
             for rate, seed in np.argwhere(runs.every).tolist()
         },
         runs.rates,
         rule,
     )
-    return next((end for end in (HIGHEST, LOWEST) if end in found), "")
+    return next((end for end in (HIGHEST, LOWEST) if end in best_ends), "")
 
 
 def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
@@ -291,8 +291,8 @@ def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
     if runs is None or rule == "per_seed" or not taken:
         return
     means = rate_means(runs.test if rule == "on_test" else runs.validation, runs.counting(rule))
-    others = [runs.rates[place] for place in np.flatnonzero(means >= means.max() - TIE).tolist()]
-    if rates := [rate_text(rate) for rate in others if rate not in taken]:
+    tied = [runs.rates[place] for place in np.flatnonzero(means >= means.max() - TIE).tolist()]
+    if rates := [rate_text(rate) for rate in tied if rate not in taken]:
         yield f"level on {'test' if rule == 'on_test' else 'validation'} with {', '.join(rates)}, the lowest is taken"
 
 
@@ -305,7 +305,7 @@ def rates_text(rates: Sequence[float]) -> str:
 
 
 def _notes(
-    group: Sequence[Record], picked: Sequence[Record], low: float, above: Above, alike: int, left: int, grows: bool
+    group: Sequence[Record], picked: Sequence[Record], low: float, above: Above, same: int, to_run: int, grows: bool
 ) -> Iterator[str]:
     if not group:
         yield "no cell was run"
@@ -316,12 +316,12 @@ def _notes(
         yield "one seed: no interval"
     elif math.isnan(low) and all_equal([cell["test"] for cell in picked]):
         yield "equal scores: no interval"
-    if alike:
-        seeds = "" if alike == len(picked) else f" with {alike} of {len(picked)} seeds"
+    if same:
+        seeds = "" if same == len(picked) else f" with {same} of {len(picked)} seeds"
         yield f"predicts the same for every example{seeds}"
     if above == "no":
         yield "not above chance"
-    if left:
-        yield f"not final: {left} {'cell' if left == 1 else 'cells'} not run"
+    if to_run:
+        yield f"not final: {to_run} {'cell' if to_run == 1 else 'cells'} not run"
     elif grows:
         yield "not final: cells of other models, not run, may add learning rates"

@@ -53,34 +53,34 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
             happens in `confidence` of studies with a flat curve.
         level_low, level_high: the lowest and the highest of these rates.
     """
-    found: Record = dict.fromkeys(NAMES, NAN)
+    row: Record = dict.fromkeys(NAMES, NAN)
     learned = runs.learned.sum(axis=1)
     use = np.asarray(learned > 0)
     counts = learned[use]
     if not fit.known or use.sum() < 2:
-        return found
+        return row
     means, errors = fit.means[1][use], fit.deviations[1][use] / np.sqrt(counts)
     spread, noise = fit.between(use)
     rates = degrees_between(errors**2)
     freedom = freedom_of(fit, np.where(use, 1 / np.maximum(learned, 1), 0.0))
-    found["sd_rates"] = math.sqrt(max(0.0, spread - noise))
+    row["sd_rates"] = math.sqrt(max(0.0, spread - noise))
     ratio = spread / noise
-    found["p_flat"] = float(special.fdtrc(rates, freedom, ratio))
+    row["p_flat"] = float(special.fdtrc(rates, freedom, ratio))
     low, high = spread_interval(ratio, rates, freedom, confidence)
     scale = noise / rates
-    found |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
+    row |= {"sd_rates_low": math.sqrt(scale * low), "sd_rates_high": math.sqrt(scale * high)}
     generator = np.random.default_rng(0)
     scores = fit.simulate(fit.shrunk(0.0), draws, generator)[1]
     flat = np.where(runs.learned, scores, 0.0).sum(axis=-1)[:, use] / counts
     top = flat.max(axis=1)
-    found["range_flat"] = float((top - flat.min(axis=1)).mean())
-    found["regret_flat"] = float((top - flat.mean(axis=1)).mean())
+    row["range_flat"] = float((top - flat.min(axis=1)).mean())
+    row["regret_flat"] = float((top - flat.mean(axis=1)).mean())
     # The standard errors are estimates, so the simulated gaps are divided by errors that vary as theirs do.
     doubt = np.sqrt(generator.chisquare(freedom, draws) / freedom)
     level = _gaps(means[None], errors)[0] <= np.quantile(_gaps(flat, errors).max(axis=1) / doubt, confidence)
     tried = np.asarray(runs.rates)[use][level]
-    found |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
-    return found
+    row |= {"share_level": level.sum() / len(runs.rates), "level_low": tried.min(), "level_high": tried.max()}
+    return row
 
 
 def degrees_between(variances: Array) -> float:
@@ -124,10 +124,10 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
     def end(probability: float, ratio: float) -> float:
         if special.fdtr(first, second, ratio) <= probability or at_most(0.0, ratio) <= probability:
             return 0.0
-        most = 10.0 + 4 * first * ratio
-        while at_most(most, ratio) > probability:
-            most *= 2
-        return float(optimize.brentq(lambda size: at_most(size, ratio) - probability, 0.0, most, rtol=1e-4))
+        upper = 10.0 + 4 * first * ratio
+        while at_most(upper, ratio) > probability:
+            upper *= 2
+        return float(optimize.brentq(lambda size: at_most(size, ratio) - probability, 0.0, upper, rtol=1e-4))
 
     return end(1 - tail, ratio), end(tail, max(ratio, float(special.fdtri(first, second, LEAST_SHOWN))))
 
@@ -136,6 +136,6 @@ def _noncentral(values: Array, freedom: float, noncentrality: Array) -> Array:
     """Return the noncentral chi-square distribution function, where it is slow by Abdel-Aty's (1954) normal approximation."""
     mean = freedom + noncentrality
     large = noncentrality > LARGE
-    found = special.chndtr(np.where(large, 0.0, values), freedom, np.where(large, 0.0, noncentrality))
+    exact = special.chndtr(np.where(large, 0.0, values), freedom, np.where(large, 0.0, noncentrality))
     spread = 2 * (1 + noncentrality / mean) / (9 * mean)
-    return np.where(large, special.ndtr((np.cbrt(values / mean) - 1 + spread) / np.sqrt(spread)), found)
+    return np.where(large, special.ndtr((np.cbrt(values / mean) - 1 + spread) / np.sqrt(spread)), exact)

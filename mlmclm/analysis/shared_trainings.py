@@ -51,7 +51,7 @@ def seed_correlations(
     Args:
         runs: by (model, task).
     """
-    found: dict[str, dict[str, float]] = {}
+    correlations: dict[str, dict[str, float]] = {}
     for group in groups:
         pairs = list(itertools.permutations(sorted(group), 2))
         models = sorted({model for model, task in runs if task in group})
@@ -66,8 +66,8 @@ def seed_correlations(
         freedom = sum(len(first) - 1 for first, _ in parts) / max(1, len(pairs) / 2)
         correlation = _correlation(parts) if freedom >= FEWEST else 1.0
         for one, other in pairs:
-            found.setdefault(one, {})[other] = correlation
-    return found
+            correlations.setdefault(one, {})[other] = correlation
+    return correlations
 
 
 def in_common(one: Sequence[Record], other: Sequence[Record], shared: float) -> float:
@@ -79,9 +79,9 @@ def in_common(one: Sequence[Record], other: Sequence[Record], shared: float) -> 
         one, other: the picked cells of a model, one for each seed (`selection.picked_cells`).
         shared: correlation of the noise of a seed's trainings at different rates (`seed_noise`).
     """
-    trainings = [{seeds_of(cell): (cell["learning_rate"], cell["setting"]) for cell in own} for own in (one, other)]
+    trainings = [{seeds_of(cell): (cell["learning_rate"], cell["setting"]) for cell in cells} for cells in (one, other)]
     seeds = trainings[0].keys() & trainings[1].keys()
-    same = sum(trainings[0][each] == trainings[1][each] for each in seeds)
+    same = sum(trainings[0][seed] == trainings[1][seed] for seed in seeds)
     return (same + shared * (len(seeds) - same)) / math.sqrt(max(1, len(one) * len(other)))
 
 
@@ -92,10 +92,10 @@ def deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:
     for row, rate in enumerate(one.rates):
         if rate not in other.rates or not common:
             continue
-        own, its = list(other.rates).index(rate), np.asarray(common).T
-        learned = one.learned[row, its[0]] & other.learned[own, its[1]]
+        other_row, columns = list(other.rates).index(rate), np.asarray(common).T
+        learned = one.learned[row, columns[0]] & other.learned[other_row, columns[1]]
         if learned.sum() > 1:
-            scores = one.test[row, its[0]][learned], other.test[own, its[1]][learned]
+            scores = one.test[row, columns[0]][learned], other.test[other_row, columns[1]][learned]
             yield scores[0] - scores[0].mean(), scores[1] - scores[1].mean()
 
 

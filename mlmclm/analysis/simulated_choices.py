@@ -28,7 +28,7 @@ def competes(learned: Array, ran: Array) -> Array:
 def competing_rates(counts: Mapping[float, tuple[int, int]]) -> set[float]:
     """Return the learning rates that compete, given the numbers of their runs that learned and of all, by rate."""
     learned, ran = np.asarray(list(counts.values())).reshape(-1, 2).T
-    return {rate for rate, good in zip(counts, competes(learned, ran), strict=True) if good}
+    return {rate for rate, competing in zip(counts, competes(learned, ran), strict=True) if competing}
 
 
 def choose(

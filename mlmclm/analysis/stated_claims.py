@@ -43,12 +43,12 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     Raises:
         UserError: the claim has another form, names a model, task or family that the study lacks, or one pretraining run of a model.
     """
-    found = _FORM.fullmatch(claim)
-    if found is None:
+    match = _FORM.fullmatch(claim)
+    if match is None:
         raise UserError(
             f"claim {claim!r}: expected `A > B` or `A steadier than B`, with `on TASK` after it where it is about one task."
         )
-    first, second, scope = found["first"], found["second"], found["scope"]
+    first, second, scope = match["first"], match["second"], match["scope"]
     for name in (first, second):
         if name not in analysis.models:
             raise unknown("model", name, list(analysis.groups), where=f"claim {claim!r}")
@@ -59,7 +59,7 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
                 )
     if first == second:
         raise UserError(f"claim {claim!r}: it compares a model with itself.")
-    judge = _higher if found["how"] == ">" else _steadier
+    judge = _higher if match["how"] == ">" else _steadier
     return judge(first, second, scope, claim, analysis)
 
 
@@ -73,16 +73,16 @@ def _higher(first: str, second: str, scope: str | None, claim: str, analysis: An
     row = rows[scope]
     if math.isnan(row["difference"]):
         return Verdict("unknown", f"not both have a score on {scope}")
-    said = f"{100 * row['difference']:+.2f} points"
+    text = f"{100 * row['difference']:+.2f} points"
     if math.isnan(row["low"]):
-        return Verdict("unknown", f"{said}, but the noise of seeds is not known")
+        return Verdict("unknown", f"{text}, but the noise of seeds is not known")
     p = max(row["p_holm"], row["p_verdict"])
     tasks = [task for task, family in analysis.families.items() if scope in (ALL_TASKS, family, task)]
-    said += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
-    said += so_far(analysis, (first, second), tasks)
+    text += f" [{100 * row['low']:+.2f}, {100 * row['high']:+.2f}], p {p:.2g} after Holm's correction"
+    text += so_far(analysis, (first, second), tasks)
     if p >= 1 - analysis.confidence:
-        return Verdict("unknown", f"{said}: no clear difference")
-    return Verdict("holds" if row["difference"] > 0 else "does not hold", said)
+        return Verdict("unknown", f"{text}: no clear difference")
+    return Verdict("holds" if row["difference"] > 0 else "does not hold", text)
 
 
 def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: Analysis) -> Verdict:
@@ -93,34 +93,34 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
             scopes = sorted({*analysis.families, *analysis.families.values()})
             raise unknown("task or family", scope, scopes, where=f"claim {claim!r}")
     rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    found: list[tuple[str, float, bool]] = []
+    tests: list[tuple[str, float, bool]] = []
     runs = list(product(analysis.groups[first], analysis.groups[second]))
     for task, pair in product(tasks, runs):
         place = task if len(runs) == 1 else f"{pair[0]} and {pair[1]} on {task}"
-        known = [own for name in pair if (own := _variance(analysis, name, task)) is not None]
+        variances = [variance for name in pair if (variance := _variance(analysis, name, task)) is not None]
         unlike = _scored_rates(analysis, pair[0], task) != _scored_rates(analysis, pair[1], task)
-        single = sorted({rate for each in known for rate in each.single})
-        if unlike or len(known) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
-            why = f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})" if single else "not known"
-            found.append((f"{place}: {'they have scores at different rates' if unlike else why}", math.nan, False))
+        single = sorted({rate for variance in variances for rate in variance.single})
+        if unlike or len(variances) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
+            note = f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})" if single else "not known"
+            tests.append((f"{place}: {'they have scores at different rates' if unlike else note}", math.nan, False))
             continue
         test = sensitivity_test(partial(_variance, analysis), [PairOnTask(*pair, task, 1.0)])
         spreads = " against ".join(_spread(rows[name, task]) for name in pair)
-        found.append((f"{place}: {spreads} points", test.p, test.first < test.second))
-    corrected = holm([p for _, p, _ in found])
-    shown = [
+        tests.append((f"{place}: {spreads} points", test.p, test.first < test.second))
+    corrected = holm([p for _, p, _ in tests])
+    signs = [
         0 if not p < 1 - analysis.confidence else 1 if lower else -1
-        for p, (_, _, lower) in zip(corrected, found, strict=True)
+        for p, (_, _, lower) in zip(corrected, tests, strict=True)
     ]
     reasons = [
-        said + ("" if math.isnan(p) else f", p {p:.2g}{'' if verdict else ', no clear difference'}")
-        for (said, _, _), p, verdict in zip(found, corrected, shown, strict=True)
+        text + ("" if math.isnan(p) else f", p {p:.2g}{'' if sign else ', no clear difference'}")
+        for (text, _, _), p, sign in zip(tests, corrected, signs, strict=True)
     ]
     reason = f"deviation over learning rates: {'; '.join(reasons)}{so_far(analysis, (first, second), tasks)}"
-    if -1 in shown:
-        return Verdict("in part" if 1 in shown else "does not hold", reason)
-    if 1 in shown:
-        return Verdict("holds" if 0 not in shown else "in part", reason)
+    if -1 in signs:
+        return Verdict("in part" if 1 in signs else "does not hold", reason)
+    if 1 in signs:
+        return Verdict("holds" if 0 not in signs else "in part", reason)
     return Verdict("unknown", reason)
 
 

@@ -38,14 +38,14 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
         metrics[row["model"], row["task"]] |= {name: float(row[name]) for name in _STABILITY}
     for row in records(analysis.components):
         name = f"component_{row['source'].replace('+', '_')}"
-        own = {name: row["sd"], f"{name}_low": row["sd_low"], f"{name}_high": row["sd_high"]}
+        component = {name: row["sd"], f"{name}_low": row["sd_low"], f"{name}_high": row["sd_high"]}
         for model in row["models"].split(", "):
-            metrics[model, row["task"]] |= own
+            metrics[model, row["task"]] |= component
     for row in records(analysis.coverage):
         metrics[row["model"], row["task"]]["cells_missing"] = float(row["missing"])
     return {
-        pair: {name: value for name, value in own.items() if math.isfinite(value)}
-        for pair, own in sorted(metrics.items())
+        pair: {name: value for name, value in numbers.items() if math.isfinite(value)}
+        for pair, numbers in sorted(metrics.items())
     }
 
 
@@ -69,9 +69,9 @@ def model_metrics(analysis: Analysis) -> dict[str, dict[str, float]]:
                 "sd_seeds": math.sqrt(sum(squares) / len(squares)),
             }
             numbers |= {
-                f"{task} score": found.seeds.value
-                for (own, task), found in analysis.effects.items()
-                if own == row["model"]
+                f"{task} score": effect.seeds.value
+                for (model, task), effect in analysis.effects.items()
+                if model == row["model"]
             }
             metrics[row["model"]] = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return metrics
@@ -116,8 +116,8 @@ def chosen_results(
     keys = {place_of(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):
-        own = chosen.setdefault((row["model"], row["task"]), {})
-        own[seeds_of(row)] = by_key[row["model"], keys[place_of(row)]]
+        by_seed = chosen.setdefault((row["model"], row["task"]), {})
+        by_seed[seeds_of(row)] = by_key[row["model"], keys[place_of(row)]]
     return chosen
 
 

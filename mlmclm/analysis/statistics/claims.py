@@ -24,7 +24,7 @@ def claims(analysis: Analysis) -> pd.DataFrame:
     """Test whether every model beats the baseline; one row per model other than the baseline, and none without one.
 
     The claim holds for a model if both conditions are met: its mean over tasks is shown to exceed the baseline's (`on_mean`: a
-    verdict may rest on the difference, see `clearly_different`), and it scores higher on at least `SHARE_OF_TASKS` of the tasks
+    verdict can be based on the difference, see `clearly_different`), and it scores higher on at least `SHARE_OF_TASKS` of the tasks
     (three of four by default). `tasks_ahead` counts the tasks on which it scores higher and above chance, and `tasks_clear`
     those of them whose own interval is above 0; `tasks_at_chance` counts those on which it scores higher, but not above
     chance. With a handful of seeds the interval of a single task is wide, so the mean over tasks is the actual test.

@@ -8,7 +8,7 @@ its source adds at one learning rate, so what a seed or replicate does at that r
 
 **Estimates** equate sequential sums of squares with their expectations (Henderson 1953, method 3). In a balanced grid they are
 those of the analysis of variance, and of REML where they are positive; negative ones are 0. Grids with missing cells have
-other coefficients. Failed runs (`seed_noise`) are left out: scores with failures are a mixture, whose variance says little.
+other coefficients. Failed runs (`failed_runs`) are left out: scores with failures are a mixture, whose variance says little.
 
 **Intervals** are quantiles of generalised pivotal quantities (Weerahandi 1993; Burdick, Borror and Montgomery 2005), which are
 nearly exact in balanced grids of normal scores. The rates are the grid's own and not a sample, so theirs is that of
@@ -72,21 +72,21 @@ def components(analysis: Analysis) -> pd.DataFrame:
         members.setdefault((analysis.model_of[model], task), []).append(model)
     rows = []
     for (family, task), models in sorted(members.items()):
-        own = [analysis.listed((model, task))[0] for model in models]
-        found = _components_of(own, analysis.confidence)
-        replicate = found.pop(REPLICATE, None)
+        runs = [analysis.listed((model, task))[0] for model in models]
+        by_source = _components_of(runs, analysis.confidence)
+        replicate = by_source.pop(REPLICATE, None)
         folds = [analysis.run_effects[model, task].folds for model in models]
-        known = [fold_variance(each) for each in folds if each is not None]
-        if known:
-            sd, freedom = math.sqrt(sum(size for size, _ in known) / len(known)), known[0][1]
-            found[EXAMPLES] = Component(sd, *deviation_interval(sd, freedom, confidence=analysis.confidence))
+        variances = [fold_variance(scores) for scores in folds if scores is not None]
+        if variances:
+            sd, freedom = math.sqrt(sum(size for size, _ in variances) / len(variances)), variances[0][1]
+            by_source[EXAMPLES] = Component(sd, *deviation_interval(sd, freedom, confidence=analysis.confidence))
         if replicate is not None:
-            found[REPLICATE] = replicate
-        count = sum(int(each.learned.sum()) for each in own)
+            by_source[REPLICATE] = replicate
+        count = sum(int(member.learned.sum()) for member in runs)
         rows += [
             {"model_family": family, "models": ", ".join(models), "task": task, "source": source}
-            | {"replicates": len(models), "runs": count, "sd": one.sd, "sd_low": one.low, "sd_high": one.high}
-            for source, one in found.items()
+            | {"replicates": len(models), "runs": count, "sd": part.sd, "sd_low": part.low, "sd_high": part.high}
+            for source, part in by_source.items()
         ]
     return table(rows, COLUMNS)
 
@@ -98,28 +98,28 @@ def _components_of(members: Sequence[Runs], confidence: float = 0.95) -> dict[st
         members: the runs of each pretraining run.
     """
     scores, rates, replicates, seeds = _observations(members)
-    parts, whole = _streams(seeds)
+    parts, seed_codes = _streams(seeds)
     sources = [*([SEED] if len(parts) > 1 else []), *parts, *([INTERACTION] if len(parts) > 1 else [])]
-    found = dict.fromkeys((RATE, *sources, *([REPLICATE] if len(members) > 1 else [])), UNKNOWN)
+    by_source = dict.fromkeys((RATE, *sources, *([REPLICATE] if len(members) > 1 else [])), UNKNOWN)
     groups = [(RATE, rates), (REPLICATE, replicates), (REPLICATE, _crossed(replicates, rates))]
     for name, levels in parts.items():
         nested = _crossed(replicates, levels)
         groups += [(name, nested), (name, _crossed(nested, rates))]
     if len(parts) > 1:
-        nested = _crossed(replicates, whole)
+        nested = _crossed(replicates, seed_codes)
         groups += [(INTERACTION, nested), (INTERACTION, _crossed(nested, rates))]
     fit = _fitted(scores, groups)
     if fit is None or fit.names[-1] in (RATE, REPLICATE):  # one seed: its noise is not told from theirs
-        return found
+        return by_source
     noise = max(TIE, SINGLE * float(abs(scores).max())) ** 2
     silent = fit.squares[-1] / fit.freedom[-1] <= noise
-    for name in found:
+    for name in by_source:
         if name != RATE:
             wanted = sources if name == SEED else (name,)
-            found[name] = fit.component([own in wanted for own in fit.names], confidence)
+            by_source[name] = fit.component([source in wanted for source in fit.names], confidence)
     if RATE in fit.names:
-        found[RATE] = fit.rate(confidence)
-    return {name: Component(one.sd, NAN, NAN) for name, one in found.items()} if silent else found
+        by_source[RATE] = fit.rate(confidence)
+    return {name: Component(component.sd, NAN, NAN) for name, component in by_source.items()} if silent else by_source
 
 
 class _Fit(NamedTuple):
@@ -143,12 +143,12 @@ class _Fit(NamedTuple):
         share = np.linalg.solve(self.expected.T, np.asarray(wanted, np.float64))
         value = float(share @ (self.squares / self.freedom))
         drawn = sum(
-            own * square / _chi_square(int(freedom), place)
-            for place, (own, square, freedom) in enumerate(zip(share, self.squares, self.freedom, strict=True))
-            if own
+            weight * square / _chi_square(int(freedom), place)
+            for place, (weight, square, freedom) in enumerate(zip(share, self.squares, self.freedom, strict=True))
+            if weight
         )
         low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-        return Component(*(math.sqrt(max(0.0, float(each))) for each in (value, low, high)))
+        return Component(*(math.sqrt(max(0.0, float(variance))) for variance in (value, low, high)))
 
     def rate(self, confidence: float) -> Component:
         """Return the component of the learning rate, the first source, whose levels are fixed."""
@@ -181,21 +181,21 @@ def _fitted(scores: Array, groups: Sequence[tuple[str, Array]]) -> _Fit | None:
         design = (levels[:, None] == np.arange(levels.max() + 1)).astype(np.float64)
         rest = design - basis @ (basis.T @ design)
         vectors, sizes, _ = np.linalg.svd(rest, full_matrices=False)
-        own = vectors[:, sizes > 1e-8 * number]
-        if own.shape[1]:
-            kept.append((name, design, own))
-            basis = np.concatenate((basis, own), axis=1)
+        added = vectors[:, sizes > 1e-8 * number]
+        if added.shape[1]:
+            kept.append((name, design, added))
+            basis = np.concatenate((basis, added), axis=1)
     last = number - basis.shape[1]
-    squares = [float(((own.T @ centred) ** 2).sum()) for _, _, own in kept]
-    freedom = [own.shape[1] for _, _, own in kept]
+    squares = [float(((added.T @ centred) ** 2).sum()) for _, _, added in kept]
+    freedom = [added.shape[1] for _, _, added in kept]
     if last:
         squares.append(float(((centred - basis @ (basis.T @ centred)) ** 2).sum()))
         freedom.append(last)
     expected = np.eye(len(squares))
-    for row, (_, _, own) in enumerate(kept):
+    for row, (_, _, added) in enumerate(kept):
         expected[row] = 1.0
         for place, (_, design, _) in enumerate(kept):
-            expected[row, place] = float(((own.T @ design) ** 2).sum()) / own.shape[1]
+            expected[row, place] = float(((added.T @ design) ** 2).sum()) / added.shape[1]
     names = [*(name for name, _, _ in kept), *([groups[-1][0]] if last else [])]
     # What a source shares with those before it is 0 up to rounding.
     return _Fit(names, np.asarray(squares), np.asarray(freedom, np.float64), np.triu(expected))
@@ -210,8 +210,8 @@ def _observations(members: Sequence[Runs]) -> tuple[Array, Array, Array, Array]:
         rates.append(np.asarray(member.rates, np.float64)[rows])
         replicates.append(np.full(len(rows), number))
         streams = [[getattr(seed, name) for name in STREAMS] for seed in member.seeds]
-        own = np.asarray(streams) if streams else np.repeat(np.arange(member.test.shape[1])[:, None], 3, axis=1)
-        seeds.append(own.reshape(-1, len(STREAMS))[places])
+        codes = np.asarray(streams) if streams else np.repeat(np.arange(member.test.shape[1])[:, None], 3, axis=1)
+        seeds.append(codes.reshape(-1, len(STREAMS))[places])
     levels = pd.factorize(np.concatenate(rates))[0]
     return np.concatenate(scores), levels, np.concatenate(replicates), np.concatenate(seeds)
 
@@ -222,16 +222,16 @@ def _streams(seeds: Array) -> tuple[dict[str, Array], Array]:
     Args:
         seeds: by stream, [n, 3].
     """
-    found: dict[bytes, tuple[list[str], Array]] = {}
+    groups: dict[bytes, tuple[list[str], Array]] = {}
     for name, column in zip(STREAMS, seeds.T, strict=True):
         levels = pd.factorize(column)[0]
         if len(levels) and levels.max() > 0:
-            found.setdefault(levels.tobytes(), ([], levels))[0].append(name)
-    parts = {SEED if len(names) == len(STREAMS) else "+".join(names): own for names, own in found.values()}
-    whole = np.zeros(len(seeds), np.int64)
-    for own in parts.values():
-        whole = _crossed(whole, own)
-    return parts or {SEED: whole}, whole
+            groups.setdefault(levels.tobytes(), ([], levels))[0].append(name)
+    parts = {SEED if len(names) == len(STREAMS) else "+".join(names): levels for names, levels in groups.values()}
+    crossed = np.zeros(len(seeds), np.int64)
+    for codes in parts.values():
+        crossed = _crossed(crossed, codes)
+    return parts or {SEED: crossed}, crossed
 
 
 def _crossed(first: Array, second: Array) -> Array:

@@ -29,17 +29,17 @@ def curves(analysis: Analysis) -> pd.DataFrame:
     for (model, task), group in analysis.pairs.items():
         for rate, cells in itertools.groupby(group, itemgetter("learning_rate")):
             members = list(cells)
-            good = [cell for cell in members if scored(cell)]
+            scored_cells = [cell for cell in members if scored(cell)]
             rows.append(
                 {
                     "model": model,
                     "task": task,
                     "metric": members[0]["metric"],
                     "learning_rate": rate,
-                    "n": len(good),
+                    "n": len(scored_cells),
                     "diverged": sum(cell["status"] == "diverged" for cell in members),
                     "missing": len(wanted - {seeds_of(cell) for cell in members}),
-                    **of_both_splits(good, analysis.ranges.get(task, ANY_SCORE), analysis.confidence),
+                    **of_both_splits(scored_cells, analysis.ranges.get(task, ANY_SCORE), analysis.confidence),
                 }
             )
     return table(rows, COLUMNS)

@@ -25,18 +25,16 @@ def failures(analysis: Analysis) -> pd.DataFrame:
     where no run is lost, since nothing is tested.
     """
     numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in analysis.groups}
-    for (run, task), own in analysis.runs.items():
-        kept = np.ones(len(own.rates), bool) if own.hopeless is None else ~own.hopeless
-        counts = np.stack(((own.failed | (own.ran & ~own.present)).sum(axis=1), own.ran.sum(axis=1))) * kept
-        for rate, each in zip(own.rates, counts.T, strict=True):
-            place = numbers[analysis.model_of[run]].setdefault((task, rate), np.zeros(2, int))
-            place += each
+    for (run, task), runs in analysis.runs.items():
+        kept = np.ones(len(runs.rates), bool) if runs.hopeless is None else ~runs.hopeless
+        counts = np.stack(((runs.failed | (runs.ran & ~runs.present)).sum(axis=1), runs.ran.sum(axis=1))) * kept
+        for rate, count in zip(runs.rates, counts.T, strict=True):
+            total = numbers[analysis.model_of[run]].setdefault((task, rate), np.zeros(2, int))
+            total += count
     rows = []
     for one, other in itertools.combinations(sorted(numbers), 2):
-        places = [place for place, own in numbers[one].items() if own[1] and numbers[other].get(place, np.zeros(2))[1]]
-        first, second = (
-            np.asarray([numbers[model][place] for place in places]).reshape(-1, 2).T for model in (one, other)
-        )
+        keys = [key for key, count in numbers[one].items() if count[1] and numbers[other].get(key, np.zeros(2))[1]]
+        first, second = (np.asarray([numbers[model][key] for key in keys]).reshape(-1, 2).T for model in (one, other))
         counts = [*first.sum(axis=1).tolist(), *second.sum(axis=1).tolist()]
         p = unlike(first, first + second) if counts[0] + counts[2] else math.nan
         rows.append(dict(zip(COLUMNS, (one, other, *counts, p), strict=False)))

@@ -23,9 +23,9 @@ def ranks(analysis: Analysis) -> pd.DataFrame:
         for row in records(analysis.comparisons)
         if row["kind"] == "all" and clearly_different(row, analysis.confidence)
     }
-    found = []
+    ranked = []
     for rank, row in enumerate(rows, 1):
         low, high = rank_range(row["model"], len(rows), clear)
-        own = {"model": row["model"], "tasks": row["tasks"], "mean": row["mean"]}
-        found.append(own | {"rank": rank, "rank_low": low, "rank_high": high})
-    return table(found, COLUMNS)
+        totals = {"model": row["model"], "tasks": row["tasks"], "mean": row["mean"]}
+        ranked.append(totals | {"rank": rank, "rank_low": low, "rank_high": high})
+    return table(ranked, COLUMNS)

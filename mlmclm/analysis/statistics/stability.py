@@ -39,7 +39,7 @@ def stability(analysis: Analysis) -> pd.DataFrame:
 
     Columns:
         cells, diverged: the number of results, and the number of them that diverged.
-        failed: the number of runs that failed: diverged, not above chance, or below a gap (`seed_noise`).
+        failed: the number of runs that failed: diverged, not above chance, or below a gap (`failed_runs`).
         share_failed (_low, _high): their share, with its exact interval (Clopper and Pearson 1934).
         sd_seeds (_low, _high): standard deviation over seeds at the chosen learning rate of the runs that did not fail, with
             its chi-square interval, which equal scores don't have: they don't show how large the noise is.
@@ -79,18 +79,18 @@ def stability(analysis: Analysis) -> pd.DataFrame:
     return table(rows, COLUMNS)
 
 
-def _over_seeds(runs: Runs, own: Sequence[float], confidence: float) -> Record:
-    """Return the deviations over seeds of the runs that learn, at the chosen rates (`own`, one per seed) and pooled over all."""
+def _over_seeds(runs: Runs, chosen: Sequence[float], confidence: float) -> Record:
+    """Return the deviations over seeds of the runs that learn: of the `chosen` scores, one per seed, and pooled over all rates."""
     sets = [row[keep].tolist() for row, keep in zip(runs.test, runs.learned, strict=True)]
-    sd, none = deviation(own), (NAN, NAN)
-    low, high = none if all_equal(own) else deviation_interval(sd, len(own) - 1, confidence=confidence)
+    sd, unknown = deviation(chosen), (NAN, NAN)
+    low, high = unknown if all_equal(chosen) else deviation_interval(sd, len(chosen) - 1, confidence=confidence)
     freedom = sum(len(values) - 1 for values in sets if values)
     # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
     pooled = math.sqrt(squares / freedom) if freedom else NAN
     # One seed shows no noise, and equal ones none that is known.
     noise = any(len(values) > 1 and not all_equal(values) for values in sets)
-    pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence) if noise else none
+    pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence) if noise else unknown
     return {
         "sd_seeds": sd,
         "sd_seeds_low": low,
@@ -103,9 +103,10 @@ def _over_seeds(runs: Runs, own: Sequence[float], confidence: float) -> Record:
 
 def _over_rates(runs: Runs) -> Record:
     """Return the figures over learning rates that need no model of the noise."""
-    sums, scored, ran = (each.sum(axis=1) for each in (np.where(runs.present, runs.test, 0.0), runs.present, runs.ran))
+    scored, ran = runs.present.sum(axis=1), runs.ran.sum(axis=1)
     if not scored.any():
         return {"range_rates": NAN, "regret": NAN}
+    sums = np.where(runs.present, runs.test, 0.0).sum(axis=1)
     means = sums[scored > 0] / scored[scored > 0]
     # Whoever picks a rate gets nothing from the runs that diverge, so for the regret they count as 0. Cells that end
     # without divergence but lack a score say nothing about the rate and are left out.

@@ -43,10 +43,10 @@ def typical(analysis: Analysis) -> pd.DataFrame:
             shares = zip(tasks, map(float, weights), strict=True)
             return weighted_sum(effects, {task: {a: share, b: -share} for task, share in shares}).whole
 
-        whole, between = _typical_difference(differences, analysis.confidence, weighted)
+        mean, between = _typical_difference(differences, analysis.confidence, weighted)
         rows.append(
-            {"model_a": a, "model_b": b, "tasks": len(tasks), "typical": whole.value, "typical_p": whole.p}
-            | {"typical_low": whole.low, "typical_high": whole.high, "between": between}
+            {"model_a": a, "model_b": b, "tasks": len(tasks), "typical": mean.value, "typical_p": mean.p}
+            | {"typical_low": mean.low, "typical_high": mean.high, "between": between}
         )
     return table(rows, COLUMNS)
 
@@ -61,8 +61,8 @@ def _typical_difference(
     Args:
         weighted: estimates a weighted mean of the differences with what they share; None if they are independent.
     """
-    values = np.asarray([each.value for each in differences])
-    variances = np.asarray([each.error for each in differences]) ** 2
+    values = np.asarray([difference.value for difference in differences])
+    variances = np.asarray([difference.error for difference in differences]) ** 2
     if len(values) < 2 or not np.isfinite(values).all() or not np.isfinite(variances).all():
         return estimate(NAN, NAN, NAN), NAN
 
@@ -74,17 +74,17 @@ def _typical_difference(
 
     freedom, between = len(values) - 1, 0.0
     if spread(0.0)[1] > freedom:
-        most = float(values.var(ddof=1)) + float(variances.max())
-        while spread(most)[1] > freedom:
-            most *= 2
-        between = float(optimize.brentq(lambda value: spread(value)[1] - freedom, 0.0, most, xtol=1e-18))
+        upper = float(values.var(ddof=1)) + float(variances.max())
+        while spread(upper)[1] > freedom:
+            upper *= 2
+        between = float(optimize.brentq(lambda value: spread(value)[1] - freedom, 0.0, upper, xtol=1e-18))
     centre, squares = spread(between)
     inverse = 1 / (variances + between)
     variance, degrees = max(1.0, squares / freedom) / float(inverse.sum()), float(freedom)
     if weighted is not None:
         shares = inverse / inverse.sum()
-        whole = weighted(shares)
-        shared = whole.error**2 - float((shares**2 * variances).sum())
+        combined = weighted(shares)
+        shared = combined.error**2 - float((shares**2 * variances).sum())
         if shared > TIE * variance:
-            variance, degrees = variance + shared, min(degrees, whole.freedom)
+            variance, degrees = variance + shared, min(degrees, combined.freedom)
     return estimate(centre, math.sqrt(variance), degrees, confidence=confidence), math.sqrt(between)
