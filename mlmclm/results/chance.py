@@ -1,9 +1,9 @@
-"""Chance levels: what a task's test examples give without a model, and which scores are above it.
+"""Chance levels: the scores that a task's test examples give without a model, and which scores are above them.
 
 A family computes the level of a task from its test examples, with the task's metric (`PreparedTask.blind`). A score over
-seeds is above chance if its whole interval is. A score whose interval contains the level or lies below it is not. Neither
-is that of a model that predicts the same for every test example, however high it is. No verdict is based on such a score:
-see `comparison.comparison_table`.
+seeds is above chance if its whole interval is. A score whose interval contains the level or lies below it is not. A model
+that predicts the same for every test example is not above chance either, however high its score. No verdict is based on a
+score at chance: see `comparison.comparison_table`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ without a score."""
 
 @dataclass(frozen=True)
 class Chance:
-    """The chance level of a task: a main score, as a fraction of 1, and how it is got, in words."""
+    """The chance level of a task: a main score, as a fraction of 1, and how it was computed, in words."""
 
     score: float
     how: str

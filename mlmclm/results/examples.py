@@ -22,7 +22,7 @@ from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
 SCORES = "scores of examples"
-"""The only column of examples of which nothing is known but the main score of each."""
+"""The only column where no more is known of the examples than the main score of each."""
 GROUP = "group"
 """The column of the groups of examples that belong together, where the task declares them (`Task.group`)."""
 ABOUT = b"mlmclm"
@@ -59,12 +59,12 @@ class KeptExamples:
 
 def group_numbers(groups: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Number the groups of examples from 0; None if no two examples share one."""
-    known, numbers = np.unique(np.asarray(groups), return_inverse=True)
-    return None if len(known) == len(numbers) else numbers
+    unique, numbers = np.unique(np.asarray(groups), return_inverse=True)
+    return None if len(unique) == len(numbers) else numbers
 
 
 class ExampleSource(Protocol):
-    """Whatever keeps the outcomes of cells' test examples: a store, a published folder, or a reader of another tool's files."""
+    """A source of the outcomes of cells' test examples: a store, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
         """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""
@@ -104,7 +104,7 @@ def from_parquet(path: Path | ObjectPath, result: Mapping[str, Any], sha256: str
     Raises:
         UserError: the file is missing, damaged, or belongs to another result; the message names the remedy.
     """
-    again = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
+    remedy = f"Delete {path.with_suffix('.json')} and run the command that made it again: this cell alone is then computed again."
     try:
         content = path.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
@@ -114,14 +114,14 @@ def from_parquet(path: Path | ObjectPath, result: Mapping[str, Any], sha256: str
     except FileNotFoundError as error:
         raise UserError(
             f"result {result['key']} (model {result['model']}, task {result['task']}) has no examples beside it: "
-            f"{path.name} is missing. {again}"
+            f"{path.name} is missing. {remedy}"
         ) from error
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: damaged file of examples ({reason}). {again}") from error
+        raise UserError(f"{path}: damaged file of examples ({reason}). {remedy}") from error
     # The key alone would not do: a cell computed again has the same key, but its scores may differ.
     if (about["key"], about["scores"]) != (result["key"], result["scores"][SPLIT]):
-        raise UserError(f"{path}: the examples are those of another result than the one beside it. {again}")
+        raise UserError(f"{path}: the examples are those of another result than the one beside it. {remedy}")
     # Texts and lists arrive as object arrays, numbers as numeric ones: the dtype tells predictions from scores.
     columns = {name: table[name].to_numpy() for name in table.column_names}
     objects = {name: column for name, column in columns.items() if column.dtype == object}

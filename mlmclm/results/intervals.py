@@ -72,7 +72,7 @@ def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confid
     """Return a value whose variance is the sum of independent ones, given with their degrees of freedom."""
     variance = math.fsum(size for size, _ in shares)
     # Dividing by the variance before squaring keeps tiny variances from underflowing.
-    freedom = 1.0 / math.fsum((size / variance) ** 2 / own for size, own in shares)
+    freedom = 1.0 / math.fsum((size / variance) ** 2 / degrees for size, degrees in shares)
     return estimate(value, math.sqrt(variance), freedom, confidence=confidence)
 
 
@@ -163,8 +163,8 @@ def most_wrong(total: int, checked: int, wrong: int, confidence: float = 0.95) -
     ways = math.comb(total, checked)
 
     def so_few(bad: int) -> float:
-        found = sum(math.comb(bad, each) * math.comb(total - bad, checked - each) for each in range(wrong + 1))
-        return found / ways
+        samples = sum(math.comb(bad, number) * math.comb(total - bad, checked - number) for number in range(wrong + 1))
+        return samples / ways
 
     low, high = wrong, total - (checked - wrong)
     while low < high:

@@ -40,7 +40,7 @@ class WeightedMean:
 
 
 def measure(metric: str, known: Mapping[str, Measure]) -> Measure:
-    """Return the named one of a cell's scores (`Family.measures`), or the mean of those that `+` joins.
+    """Return a cell's score by its name (`Family.measures`), or the mean of those that `+` joins.
 
     Raises:
         UserError: the cell has no such score.
@@ -61,10 +61,10 @@ def of_all(score: Measure, columns: Mapping[str, Array]) -> float:
 
 def ratio(above: Array, below: Array) -> Measure:
     """Return the ratio of two sums over examples, of values [n] each."""
-    both = np.stack((above, below), axis=1).astype(np.float64)  # [n, 2]
+    terms = np.stack((above, below), axis=1).astype(np.float64)  # [n, 2]
 
     def value(weights: Array) -> Array:
-        total = weights @ both
+        total = weights @ terms
         return divided(total[:, 0], total[:, 1])
 
     return value
@@ -84,10 +84,10 @@ def correlation(weights: Array, x: Array, y: Array) -> Array:
     """
     total = weights.sum(axis=1)
     # The floors are taken before centring, from the magnitude of the values that rounding errors scale with.
-    least = [CONSTANT * (weights * side**2).sum(axis=1) for side in (x, y)]
+    floors = [CONSTANT * (weights * side**2).sum(axis=1) for side in (x, y)]
     x, y = (side - ((weights * side).sum(axis=1) / total)[:, None] for side in (x, y))
     spread = [(weights * side**2).sum(axis=1) for side in (x, y)]
-    spread = [np.where(own > floor, own, 0.0) for own, floor in zip(spread, least, strict=True)]
+    spread = [np.where(variance > floor, variance, 0.0) for variance, floor in zip(spread, floors, strict=True)]
     return divided((weights * x * y).sum(axis=1), np.sqrt(spread[0] * spread[1]))
 
 

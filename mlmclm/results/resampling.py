@@ -43,7 +43,7 @@ def resampled_interval(
         observer(len(weights))
         return score(weights)
 
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (np.arange(rows),),
         resampled,
         vectorized=True,
@@ -54,7 +54,7 @@ def resampled_interval(
         # A fixed seed, so that repeating the computation reproduces the interval.
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return (NAN, NAN) if found.high - found.low <= TIE else (float(found.low), float(found.high))
+    return (NAN, NAN) if interval.high - interval.low <= TIE else (float(interval.low), float(interval.high))
 
 
 def _counts(chosen: Array, rows: int) -> Array:
