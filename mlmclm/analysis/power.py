@@ -50,9 +50,9 @@ def _smallest_shift(freedom: float, level: float, power: float) -> float:
 
 
 def smallest_differences(
-    effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95, power: float = POWER
+    effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95
 ) -> dict[str, float]:
-    """Return the smallest true difference found with this power by task, and for the mean over tasks, for a typical pair of models.
+    """Return the smallest true difference found with `POWER` by task, and for the mean over tasks, for a typical pair of models.
 
     It is that of the test at the first step of the correction, and NaN where the noise is not known.
     """
@@ -62,7 +62,7 @@ def smallest_differences(
             continue
         level = holm_level(kind, families, len(models), confidence)
         differences = [
-            smallest_difference(difference.error, difference.freedom, level, power)
+            smallest_difference(difference.error, difference.freedom, level)
             for pair in itertools.combinations(models, 2)
             if all((model, task) in effects for model in pair for task in tasks)
             for difference in [mean_difference(effects, pair, tasks).whole]
@@ -98,16 +98,14 @@ def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, 
     return _rounds(value, contrast, shares, level, power)
 
 
-def runs_or_obstacle(
-    value: float, contrast: Contrast, now: float, level: float, power: float = POWER
-) -> int | Obstacle:
-    """Return how many pretraining runs each model needs, so that a true value is found; or why no number of them suffices.
+def runs_or_obstacle(value: float, contrast: Contrast, now: float, level: float) -> int | Obstacle:
+    """Return how many pretraining runs each model needs to find a true value with `POWER`, or why no number of them suffices.
 
     Args:
-        value, level, power: as for `seeds_or_obstacle`.
+        value, level: as for `seeds_or_obstacle`.
         now: how many runs each model has now; the harmonic mean if models differ in this.
     """
-    return _rounds(value, contrast, lambda runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, power)
+    return _rounds(value, contrast, lambda runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, POWER)
 
 
 def _rounds(
@@ -133,20 +131,17 @@ def _rounds(
     return high
 
 
-def examples_for(value: float, contrast: Contrast, level: float, power: float = POWER) -> float:
+def examples_for(value: float, contrast: Contrast, level: float) -> float:
     """Return how many times as many test examples a true value needs at the least, with any number of seeds and runs.
 
-    The test sets' variance falls with their size.
+    The test sets' variance falls with their size. The power is `POWER`, and NaN is returned if the noise is not known.
 
     Args:
-        value, contrast, level, power: as for `seeds_or_obstacle`.
-
-    Returns:
-        NaN if the noise is not known.
+        value, contrast, level: as for `seeds_or_obstacle`.
     """
     if math.isnan(contrast.whole.error):
         return NAN
-    return (_smallest(contrast.test_sets, level, power) / abs(value)) ** 2
+    return (_smallest(contrast.test_sets, level, POWER) / abs(value)) ** 2
 
 
 def _more(shares: Shares, number: float, now: float) -> Shares:

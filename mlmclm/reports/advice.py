@@ -23,13 +23,13 @@ from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs
 
 NEAREST = 3
-"""Most models of which the cost of telling them from the best is said."""
+"""Most models for which the advice says what would show a difference from the best."""
 MOST_LISTED = 60
 """Most seeds that are written out as a list for the study's file."""
 SEEDS_ALONE = "More fine-tuning seeds alone would not: the noise of pretraining is too large."
 TIMES_UNKNOWN = "How long cells take is not known, as the results have no times."
 AFFORDABLE = 3
-"""Seeds to begin with where there is one."""
+"""Seeds that the advice proposes to a study with one seed."""
 FEW_GROUPS = 3
 """Up to so many groups of models are named; more overlap too much to read."""
 
@@ -100,10 +100,10 @@ def _groups(analysis: Analysis, answer: Headline) -> list[str]:
     if len(groups) <= FEW_GROUPS and level == within:
         named = "; ".join(text.listing(group, most=4) for group in groups)
         return [f"no clear difference on {scope}: {named}."]
-    said = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models differ clearly on {scope}"
-    # Not its group alone: a noisy model far behind, which others part from it, may not be clearly different from the best either.
+    counted = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models differ clearly on {scope}"
+    # More than the best's group: a noisy model far behind may not be clearly different from the best either.
     best, *others = (*answer.best, *answer.tied)
-    return [f"{said}. Not clearly different from {best}: {text.listing(others) or 'none'}."]
+    return [f"{counted}. Not clearly different from {best}: {text.listing(others) or 'none'}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
@@ -111,9 +111,9 @@ def _families(analysis: Analysis) -> list[str]:
     families = analysis.families
     if analysis.missing:  # no winner is named before the grid is finished (`wording.headline`)
         return []
-    found, level, chance = [], [], []
+    sentences, level, chance = [], [], []
     for family in sorted(set(families.values())):
-        tasks = [task for task, own in families.items() if own == family]
+        tasks = [task for task, task_family in families.items() if task_family == family]
         if len(tasks) == len(families):
             return []
         scope, rows = _scores(analysis, family, tasks)
@@ -132,14 +132,14 @@ def _families(analysis: Analysis) -> list[str]:
         elif all(clearly_different(row, analysis.confidence) for row in rivals):
             gap = min(rivals, key=lambda row: row["difference"])
             lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
-            found.append(f"{name}: {top['model']}, {lead} points to the next.")
+            sentences.append(f"{name}: {top['model']}, {lead} points to the next.")
         else:
             level.append(name)
     if level:
-        found.append(f"{'The' if found else 'the'} results don't suffice for {text.listing(level)}.")
+        sentences.append(f"{'The' if sentences else 'the'} results don't suffice for {text.listing(level)}.")
     if chance:
-        found.append(f"{'No' if found else 'no'} score is above chance on {text.listing(chance)}.")
-    return found
+        sentences.append(f"{'No' if sentences else 'no'} score is above chance on {text.listing(chance)}.")
+    return sentences
 
 
 def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str, list[Record]]:
@@ -170,12 +170,12 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else ""
     examples = f" of {between} test examples" if between else ""
     models = text.plural(len(analysis.groups), "model")
-    found = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
-    if any(own.folds is None for own in analysis.effects.values()):
-        found[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
+    sentences = [f"{models}, {pretraining_runs(analysis.groups)} each; {seeds} at each rate; {tasks}{examples}."]
+    if any(effect.folds is None for effect in analysis.effects.values()):
+        sentences[0] += " Where test predictions are not kept, the noise of the test set is in no interval."
     return [
         *setup_sentences(analysis.setups),
-        *found,
+        *sentences,
         *uneven_rates(analysis),
         *failures(analysis),
         *noise_lines(analysis),
@@ -183,11 +183,11 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
 
 
 def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
-    """Say what would settle what is open, and what that costs: cells, hours and the command."""
+    """Say what would settle the open questions, and what that takes: cells, hours and the command."""
     unknown = () if basis.seconds else (TIMES_UNKNOWN,)
     if analysis.missing:
         lacking = {(row["model"], row["task"]): row["missing"] for row in records(analysis.coverage)}
-        # Of results of another tool there is no command, and nobody but their owner can run what is missing.
+        # Results of another tool have no command: only their owner can run what is missing.
         then = f"run `{basis.command_now}` again" if basis.command_now else "then read the results again"
         return [
             f"{text.plural(analysis.missing, 'cell')} {'is' if analysis.missing == 1 else 'are'} still to be run "
@@ -196,37 +196,37 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         ]
     if not answer.best or answer.clear:
         return []
-    found, wanted = [], []
-    for other in answer.best[1:]:
-        found.append(
-            f"{answer.best[0]} and {other} differ by less than is shown: seeds that would tell are not worth it."
+    notes, wanted = [], []
+    for rival in answer.best[1:]:
+        notes.append(
+            f"{answer.best[0]} and {rival} differ by less than is shown: the seeds that would tell which is better are not worth it."
         )
     rows = {row["model_b"]: row for row in against(analysis.comparisons, answer.best[0]) if row["kind"] == "all"}
-    chance = [other for other in answer.tied if abs(rows[other]["difference"]) < rows[other]["error"]]
+    chance = [rival for rival in answer.tied if abs(rows[rival]["difference"]) < rows[rival]["error"]]
     if chance:
-        lowest = text.probability(min(rows[other]["p"] for other in chance))
+        lowest = text.probability(min(rows[rival]["p"] for rival in chance))
         leads = f"The leads over {text.listing(chance)}" if len(chance) > 1 else f"The lead over {chance[0]}"
         p = f"p {lowest} or more" if len(chance) > 1 else f"p {lowest}"
-        found.append(f"{leads} may well be chance, within one standard error ({p}): no reason for more runs.")
-    tied = [other for other in answer.tied if other not in chance]
-    for other in tied[:NEAREST]:
-        sentence, more = _settled(analysis, answer.best[0], rows[other], basis)
-        found.append(sentence)
+        notes.append(f"{leads} may well be chance, within one standard error ({p}): no reason for more runs.")
+    tied = [rival for rival in answer.tied if rival not in chance]
+    for rival in tied[:NEAREST]:
+        sentence, more = _settled(analysis, answer.best[0], rows[rival], basis)
+        notes.append(sentence)
         wanted += [] if more is None else [more]
-    alone = [place for place, sentence in enumerate(found) if sentence.endswith(f" {SEEDS_ALONE}")]
-    if len(alone) > 1:
-        for place in alone:
-            found[place] = found[place].removesuffix(f" {SEEDS_ALONE}")
-        found.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
+    repeated = [place for place, sentence in enumerate(notes) if sentence.endswith(f" {SEEDS_ALONE}")]
+    if len(repeated) > 1:
+        for place in repeated:
+            notes[place] = notes[place].removesuffix(f" {SEEDS_ALONE}")
+        notes.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
     if len(tied) > NEAREST:
-        found.append(
+        notes.append(
             f"{text.plural(len(tied) - NEAREST, 'more model')} further behind are not clearly different from it either."
         )
-    return [*found, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
+    return [*notes, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
 
 
 MOST_TIMES = 100
-"""Largest growth of test sets that is worth a sentence."""
+"""Largest growth factor of the test sets that the advice mentions."""
 
 
 class More(NamedTuple):
@@ -237,15 +237,15 @@ class More(NamedTuple):
 
 
 def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[str, More | None]:
-    """Say what would tell a model from the best, or why more seeds and runs would not, and what to ask for.
+    """Say what would show a difference from the best model, or why more seeds and runs would not, and what to ask for.
 
     Args:
         row: the comparison of the best with the other.
     """
-    tasks, now, other = sorted(analysis.families), len(analysis.grid.seeds), row["model_b"]
-    contrast = mean_difference(analysis.effects, (best, other), tasks)
+    tasks, now, rival = sorted(analysis.families), len(analysis.grid.seeds), row["model_b"]
+    contrast = mean_difference(analysis.effects, (best, rival), tasks)
     gap = row["difference"]
-    lead = f"{text.difference(gap)} points to {other}"
+    lead = f"{text.difference(gap)} points to {rival}"
     if row["p_holm"] < 1 - analysis.confidence:
         return f"More seeds would not settle {lead}: the lead is based on tasks where it is not above chance.", None
     level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
@@ -259,15 +259,15 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
         )
         return f"No number of seeds would show {lead}: the test sets are too small for it. {larger}.", None
     if contrast.pooled:
-        runs = harmonic_mean([len(analysis.groups[model]) for model in (best, other)])
+        runs = harmonic_mean([len(analysis.groups[model]) for model in (best, rival)])
         wanted = runs_or_obstacle(gap, contrast, runs, level)
         return _settled_by_runs(analysis, lead, needed if contrast.within else "noise", wanted, basis)
     if isinstance(needed, int):
-        # The study as it is may have had less luck than power.
+        # The study may have the power already and have missed the difference, so it is at least one seed more.
         seeds = max(needed, now + 1)
         cost = _cost(analysis, further_cells(analysis, seeds), basis)
-        told = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
-        return told, More(seeds)
+        sentence = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
+        return sentence, More(seeds)
     if needed == "noise":
         if now > 1:
             return (
@@ -275,8 +275,8 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
                 More(now + 1),
             )
         cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
-        why = "one seed shows no noise, so no difference can be shown"
-        return f"{lead}: {why}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
+        reason = "one seed shows no noise, so no difference can be shown"
+        return f"{lead}: {reason}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
     return f"Over {MOST:,} seeds a rate would be needed to show {lead}: it is too small.", None
 
 
@@ -284,29 +284,29 @@ def _settled_by_runs(
     analysis: Analysis, lead: str, seeds: int | Obstacle, runs: int | Obstacle, basis: Basis
 ) -> tuple[str, More | None]:
     """Say how many pretraining runs of each model find a lead, and whether seeds alone would."""
-    found = []
+    notes = []
     options: list[tuple[int, More]] = []
     if isinstance(runs, int):
         wanted = max(runs, 1 + min(map(len, analysis.groups.values())))
         cells = further_runs(analysis, wanted)
-        rounds = sum(max(0, wanted - len(own)) for own in analysis.groups.values()) / len(analysis.groups)
-        found.append(
+        rounds = sum(max(0, wanted - len(members)) for members in analysis.groups.values()) / len(analysis.groups)
+        notes.append(
             f"If {lead} are true, {wanted:,} pretraining runs of each model find them with {POWER * 100:g} % power: "
             f"{_cost(analysis, cells, basis)}, and their pretraining{basis.pretraining_cost(rounds)}."
         )
         options.append((sum(cells.values()), More(wanted, runs=True)))
     else:
-        found.append(f"Over {MOST:,} pretraining runs of each model would be needed to show {lead}: it is too small.")
+        notes.append(f"Over {MOST:,} pretraining runs of each model would be needed to show {lead}: it is too small.")
     if isinstance(seeds, int):
         number = max(seeds, len(analysis.grid.seeds) + 1)
         cells = further_cells(analysis, number)
-        found.append(f"With the runs that are there, {number:,} seeds a rate do: {_cost(analysis, cells, basis)}.")
+        notes.append(f"With the present runs, {number:,} seeds a rate are enough: {_cost(analysis, cells, basis)}.")
         options.append((sum(cells.values()), More(number)))
     elif seeds == "noise":
-        found.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
+        notes.append("Whether more fine-tuning seeds alone would is not known, as the noise of seeds is not.")
     else:
-        found.append(SEEDS_ALONE)
-    return " ".join(found), min(options)[1] if options else None
+        notes.append(SEEDS_ALONE)
+    return " ".join(notes), min(options)[1] if options else None
 
 
 def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
@@ -325,8 +325,8 @@ def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
     """Return the cells by (model, task) that a number of pretraining runs of each model adds, as `further_cells`."""
     rates = _rates_run(analysis)
     return {
-        (model, task): max(0, runs - len(own)) * len(analysis.grid.seeds) * rates.get((own[0], task), 0)
-        for model, own in analysis.groups.items()
+        (model, task): max(0, runs - len(members)) * len(analysis.grid.seeds) * rates.get((members[0], task), 0)
+        for model, members in analysis.groups.items()
         for task in analysis.grid.tasks
     }
 
@@ -349,25 +349,25 @@ def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis
 def asked(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]:
     """Say how to ask for each of some numbers of seeds and of pretraining runs, the smallest first, as far as it is known."""
     seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
-    found = []
+    sentences = []
     if lines := _seed_lines(analysis, seeds, basis):
-        found.append(_edit(f"{seeds[0]:,} seeds", seeds, lines, basis))
+        sentences.append(_edit(f"{seeds[0]:,} seeds", seeds, lines, basis))
     lines = [f"`replicates: {number}`" for number in runs]
     if runs and not basis.pretraining:
         where = f"{lines[0]} belongs into the file of the study that trains the models"
-        found.append(f"To have {runs[0]:,} pretraining runs of each model, {where}{_for_others(runs, lines)}.")
+        sentences.append(f"To have {runs[0]:,} pretraining runs of each model, {where}{_for_others(runs, lines)}.")
     elif runs and basis.setting:
-        found.append(_edit(f"{runs[0]:,} pretraining runs of each model", runs, lines, basis))
-    return found
+        sentences.append(_edit(f"{runs[0]:,} pretraining runs of each model", runs, lines, basis))
+    return sentences
 
 
 def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
     """Return the line of a file that asks for each number of seeds; empty if the seeds are no plain numbers."""
-    there = [seed for seed in analysis.grid.seeds if isinstance(seed, int)]
-    if not basis.setting or len(there) < len(analysis.grid.seeds):
+    seeds = [seed for seed in analysis.grid.seeds if isinstance(seed, int)]
+    if not basis.setting or len(seeds) < len(analysis.grid.seeds):
         return []
-    unused = (number for number in itertools.count() if number not in there)
-    listed = [*there, *itertools.islice(unused, max(0, max(numbers, default=0) - len(there)))]
+    unused = (number for number in itertools.count() if number not in seeds)
+    listed = [*seeds, *itertools.islice(unused, max(0, max(numbers, default=0) - len(seeds)))]
     return [
         f"`seeds: [{', '.join(map(str, listed[:number]))}]`"
         if number <= MOST_LISTED
@@ -377,7 +377,7 @@ def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> lis
 
 
 def _edit(what: str, numbers: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
-    """Say how the first of some lines is asked for, and which stand in its place for other numbers."""
+    """Say how to write the first line into the study's file, and which lines take its place for other numbers."""
     before = f"run `{basis.preparation}`, " if basis.preparation else ""
     edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
     return f"To have {what}, {edit}{_for_others(numbers, lines)}; {basis.again}."

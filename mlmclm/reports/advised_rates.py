@@ -27,22 +27,22 @@ def advised_rates(analysis: Analysis, answer: Headline) -> list[str]:
         if row["model"] in runs and row["learning_rates"] and row["above_chance"] != "no"
     ]
     bands = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    found = []
+    sentences = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
+        task_rows = [row for row in rows if row["task"] == task]
         if len(runs) > 1:
-            by_run = {row["model"]: _chosen(row) for row in own}
-            alike = len(by_run) == len(runs) and len(set(by_run.values())) == 1
-            rates = [_chosen(own[0])] if alike else [f"{rate} for {run}" for run, rate in by_run.items()]
-            found.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if alike else ''}.")
+            by_run = {row["model"]: _chosen(row) for row in task_rows}
+            same = len(by_run) == len(runs) and len(set(by_run.values())) == 1
+            rates = [_chosen(task_rows[0])] if same else [f"{rate} for {run}" for run, rate in by_run.items()]
+            sentences.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if same else ''}.")
             continue
-        (row,) = own
+        (row,) = task_rows
         band = bands.get((name, task))
         if band is None or math.isnan(band["share_level"]):
-            found.append(f"{_chosen(row)} on {task}.")
+            sentences.append(f"{_chosen(row)} on {task}.")
             continue
-        found.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
-    return [f"for {name}, {found[0]}", *found[1:]] if found else []
+        sentences.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
+    return [f"for {name}, {sentences[0]}", *sentences[1:]] if sentences else []
 
 
 def _chosen(row: Record) -> str:
@@ -63,18 +63,18 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     pair = row["model"], row["task"]
     low, high, tried = band["level_low"], band["level_high"], len(analysis.runs[pair].rates)
     level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
-    here = "at this setting, " if row["setting"] else ""
-    what = "this setting and rate" if here else "it"
-    often = f"other seeds would choose {what} in {text.percent(row['p_chosen'])} of cases"
+    point = "at this setting, " if row["setting"] else ""
+    choice = "this setting and rate" if point else "it"
+    often = f"other seeds would choose {choice} in {text.percent(row['p_chosen'])} of cases"
     if analysis.grid.added.get((*pair, row["setting"])):
         return often  # the test covers the rates of the list alone
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
-        alike = f"{here}{number}, from {rate_text(low)} to {rate_text(high)}, are not clearly different from the best"
-        return f"{often}, yet it is not shown to be better: on test scores, {alike}" if sure else f"{often}: {alike}"
+        ties = f"{point}{number}, from {rate_text(low)} to {rate_text(high)}, are not clearly different from the best"
+        return f"{often}, yet it is not shown to be better: on test scores, {ties}" if sure else f"{often}: {ties}"
     if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
-        return f"{often}; {here}test scores show {rate_text(low)} to be better"
-    better = f"{here}test scores show it to be better than all others"
+        return f"{often}; {point}test scores show {rate_text(low)} to be better"
+    better = f"{point}test scores show it to be better than all others"
     if sure:
         return f"{often}; {better}"
     on = "" if analysis.rule == "on_test" else " on validation scores"

@@ -80,7 +80,7 @@ class Basis:
                 devices[cost["device"]] = None
         return replace(
             self,
-            seconds={pair: math.fsum(own) / len(own) for pair, own in taken.items()},
+            seconds={pair: math.fsum(seconds) / len(seconds) for pair, seconds in taken.items()},
             devices=tuple(sorted(devices)),
             test_examples=test_examples or {},
             pretraining=tuple(pretraining),
@@ -106,8 +106,8 @@ def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
         command: computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
     """
-    setting, again, preparation = _asked_for(command, packaged)
-    return Basis(setting=setting, command=again, preparation=preparation, command_now=command)
+    setting, next_command, preparation = _asked_for(command, packaged)
+    return Basis(setting=setting, command=next_command, preparation=preparation, command_now=command)
 
 
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
@@ -120,5 +120,5 @@ def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
         return file, command, ""
     if file != QUICKSTART:
         return f"a copy of the packaged {file}.yaml", f"mlmclm {verb} {file}.yaml", ""
-    own = f"my-{file}/study.yaml"
-    return own, shlex.join([*words[:2], own, *words[3:]]), f"mlmclm init my-{file}"
+    copy = f"my-{file}/study.yaml"
+    return copy, shlex.join([*words[:2], copy, *words[3:]]), f"mlmclm init my-{file}"

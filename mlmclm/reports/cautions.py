@@ -78,23 +78,23 @@ def failures(analysis: Analysis) -> list[str]:
     rows, counts = records(analysis.failures), dict[str, tuple[int, int]]()
     for row in rows:
         for side in ("a", "b"):
-            own = row[f"failed_{side}"], row[f"runs_{side}"]
-            counts[row[f"model_{side}"]] = max(counts.get(row[f"model_{side}"], own), own)
+            count = row[f"failed_{side}"], row[f"runs_{side}"]
+            counts[row[f"model_{side}"]] = max(counts.get(row[f"model_{side}"], count), count)
     lost = sorted((model for model, (failed, _) in counts.items() if failed), key=lambda model: -counts[model][0])
     if not lost:
         return []
-    said = text.listing([f"{counts[model][0]:,} of {counts[model][1]:,} of {model}" for model in lost], most=4)
-    shown = [
+    losses = text.listing([f"{counts[model][0]:,} of {counts[model][1]:,} of {model}" for model in lost], most=4)
+    differing = [
         f"{row['model_a']} and {row['model_b']} (exact p {text.probability(row['p_holm'])})"
         for row in rows
         if row["p_holm"] < 1 - analysis.confidence
     ]
     differ = (
-        f"It is shown to differ between {text.listing(shown, most=3)}"
-        if shown
+        f"It is shown to differ between {text.listing(differing, most=3)}"
+        if differing
         else "No two models are shown to differ in that"
     )
-    return [f"Scores are of runs that learn, at rates where runs learn others fail: {said}. {differ}."]
+    return [f"Scores are of runs that learn. At rates where runs learn, others fail: {losses}. {differ}."]
 
 
 def uneven_rates(analysis: Analysis) -> list[str]:
@@ -109,10 +109,10 @@ def uneven_rates(analysis: Analysis) -> list[str]:
     tasks = list(dict.fromkeys(task for (task, _), rates in tried.items() if len(rates) > 1))
     if not tasks:
         return []
-    every = ", ".join(map(rate_text, sorted({*grid.learning_rates}.union(*grid.added.values()))))
+    rates = ", ".join(map(rate_text, sorted({*grid.learning_rates}.union(*grid.added.values()))))
     return [
         f"On {text.listing(tasks)}, the grid added learning rates for some models only. A model that was not tried at the rates of "
-        f"another may seem worse for it, and no interval has that: `learning_rates: [{every}]` tries all models at all of them."
+        f"another may seem worse for it, and no interval covers that: `learning_rates: [{rates}]` tries all models at all of them."
     ]
 
 
@@ -154,15 +154,15 @@ def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
 def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which models predict the same for every example, and which scores are not above chance."""
     notes = []
-    alike = [
+    constant = [
         f"{row['model']} on {row['task']}"
         + (f" ({row['constant']} of {row['n']} seeds)" if row["constant"] < row["n"] else "")
         for row in best
         if row["constant"]
     ]
-    if alike:
+    if constant:
         lead = "No lead of a model whose seeds all do so counts in a verdict."
-        notes.append(f"The same prediction for every test example: {text.listing(alike)}. {lead}")
+        notes.append(f"The same prediction for every test example: {text.listing(constant)}. {lead}")
     low = list(filter(is_low, best))
     # An untrained baseline is expected at chance; the table of scores marks it there.
     named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
@@ -189,15 +189,15 @@ def _pairs(rows: list[Record], total: int) -> str:
     """Name a few (model, task) pairs with their rates, or count many of them by model."""
     if len(rows) <= 4:
         return text.listing([f"{row['model']} on {row['task']} ({row['learning_rates']})" for row in rows])
-    each = Counter(row["model"] for row in rows)
-    named = text.listing([f"{model} on {text.plural(number, 'task')}" for model, number in each.items()])
+    counts = Counter(row["model"] for row in rows)
+    named = text.listing([f"{model} on {text.plural(number, 'task')}" for model, number in counts.items()])
     return f"{len(rows)} of {total} model-task pairs ({named}; marked in the table of scores)"
 
 
 def limits(analysis: Analysis) -> list[str]:
     """List what the intervals never cover, whatever the results."""
     percent = f"{analysis.confidence * 100:g} %"
-    examples = all(own.folds is not None for own in analysis.effects.values())
+    examples = all(effect.folds is not None for effect in analysis.effects.values())
     tests = ", and of the test sets" if examples else ""
     return [
         f"The {percent} intervals cover the choice of the learning rate, and the noise of {_noise(analysis.grid)}{tests}.",
@@ -226,7 +226,7 @@ def _noise(grid: Grid) -> str:
     if all(isinstance(seed, int) for seed in grid.seeds):
         return "fine-tuning seeds"
     seeds = [Seeds.of(seed) for seed in grid.seeds]
-    numbers = {name: {getattr(each, name) for each in seeds} for name in STREAM_WORDS}
+    numbers = {name: {getattr(seed, name) for seed in seeds} for name in STREAM_WORDS}
     varied = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) > 1]
     held = [words for name, words in STREAM_WORDS.items() if len(numbers[name]) == 1]
     noise = text.listing(varied) if varied else "no seed"

@@ -16,7 +16,7 @@ NARROW = 270
 TEXT_PIXELS, NAME_PIXELS = 6.6, 7.3
 """Widths of a digit, and of a character of a row's name, in pixels, at most."""
 FLAT = 1e-6
-"""Share of their size by which numbers may differ and have an axis as if they were equal."""
+"""Relative difference up to which numbers get an axis as if they were equal."""
 LONGEST_NAME = 24
 """Characters of a label that names a row; longer ones are shortened in the middle."""
 
@@ -55,7 +55,7 @@ class Axis:
 
     def share(self, value: float) -> float:
         """Return a value's place: 0 at `low`, 1 at `high`."""
-        low, high, value = (math.log10(each) if self.log else each for each in (self.low, self.high, value))
+        low, high, value = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
         return (value - low) / (high - low)
 
     @classmethod
@@ -66,12 +66,12 @@ class Axis:
             zero: whether it also covers 0.
             tight: whether it ends at the outermost values, without a margin.
         """
-        known = [each for each in values if math.isfinite(each)] + [0.0] * zero
-        low, high = (min(known), max(known)) if known else (0.0, 1.0)
+        finite = [x for x in values if math.isfinite(x)] + [0.0] * zero
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         # Values that are equal up to rounding have no scale of their own.
         flat = high - low <= FLAT * max(abs(low), abs(high))
         margin = 0.5 if flat else 0 if tight else 0.06 * (high - low)
-        # There is nothing on the other side of a 0 that is only there to be seen.
+        # A 0 that the axis shows for orientation alone needs no margin beyond it.
         ends = low - margin * (not (zero and low == 0)), high + margin * (not (zero and low < high == 0))
         return cls(*ends, [(tick, number_label(tick, ends)) for tick in round_ticks(*ends)], title)
 
@@ -88,10 +88,10 @@ class Axis:
     @classmethod
     def ratios(cls, values: Iterable[float], title: str, label: Callable[[float], str]) -> Axis:
         """Return a logarithmic axis with a tick at each of the values, which are positive."""
-        known = sorted(set(values))
+        ticks = sorted(set(values))
         # The minimum is for a single value.
-        margin = max((known[-1] / known[0]) ** 0.06, 10**0.08)
-        return cls(known[0] / margin, known[-1] * margin, [(value, label(value)) for value in known], title, log=True)
+        margin = max((ticks[-1] / ticks[0]) ** 0.06, 10**0.08)
+        return cls(ticks[0] / margin, ticks[-1] * margin, [(value, label(value)) for value in ticks], title, log=True)
 
     @property
     def label_rows(self) -> list[int | None]:

@@ -1,4 +1,4 @@
-"""The models and tasks of a study that a claim speaks of, in pairs that are alike in all but what the claim varies.
+"""The models and tasks of a study that a claim is about, in pairs that are alike in all but what the claim varies.
 
 Everything follows from the facts of the models (`study_facts.PhaseFacts`), not from their names.
 """
@@ -18,7 +18,7 @@ from mlmclm.reports.study_facts import ModelFacts
 
 @dataclass(frozen=True)
 class Traits:
-    """Features of a model that claims speak of; shares are in per cent."""
+    """Features of a model that claims name; shares are in per cent."""
 
     name: str
     size: str
@@ -36,7 +36,7 @@ class Traits:
 def traits_of(model: ModelFacts) -> Traits | None:
     """Return the features of a model; None if it isn't known how it was pretrained, or it wasn't.
 
-    Of a model that goes on from given weights, they are those of its steps since.
+    For a model that goes on from given weights, they describe the steps since then.
     """
     phases = model.phases or model.since
     steps = sum(phase.steps for phase in phases)
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The pairs of a claim, and why there are none."""
+    """The pairs of a claim, or the reason why there are none."""
 
     found: tuple[Pair, ...]
     lacking: str = ""
@@ -95,15 +95,15 @@ def find_pairs(
             if query.given is False and any(matches(either, model) for model in models):
                 lacking += " trained from scratch, only such that go on from given weights (`given: true` in a claim)"
             return Pairs((), lacking)
-    found = tuple(
+    pairs = tuple(
         Pair(one, other)
         for one in sides[0]
         for other in sides[1]
         if one.name != other.name and all(_alike(feature, one, other) for feature in claim.alike)
     )
-    alike = text.listing([feature.replace("_", " ").replace(" = ", " as ") for feature in claim.alike])
+    shared = text.listing([feature.replace("_", " ").replace(" = ", " as ") for feature in claim.alike])
     return Pairs(
-        found, "" if found else f"the study has no pair of {' and '.join(map(described, queries))} of the same {alike}"
+        pairs, "" if pairs else f"the study has no pair of {' and '.join(map(described, queries))} of the same {shared}"
     )
 
 
@@ -112,10 +112,10 @@ def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> Pairs:
     longest: dict[str, int] = {}
     for pair in pairs:
         longest[pair.first.size] = max(longest.get(pair.first.size, 0), _steps(pair))
-    found = tuple(pair for pair in pairs if within_span(100 * _steps(pair) / longest[pair.first.size], budgets))
+    kept = tuple(pair for pair in pairs if within_span(100 * _steps(pair) / longest[pair.first.size], budgets))
     low, high = budgets
-    said = f"{high:g} %" if low == high else f"{low:g} to {high:g} %"
-    return Pairs(found, "" if found else f"the study has no such pair at {said} of its longest budget")
+    span = f"{high:g} %" if low == high else f"{low:g} to {high:g} %"
+    return Pairs(kept, "" if kept else f"the study has no such pair at {span} of its longest budget")
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class PairFinder:
         parts, lacking = self._side(claim, usable)
         if claim.than is None or not parts:
             return parts, lacking
-        others, lacking = self._side(claim, usable, claim.than)
-        return [*parts, *others] if others else [], f"to compare with: {lacking}"
+        compared, lacking = self._side(claim, usable, claim.than)
+        return [*parts, *compared] if compared else [], f"to compare with: {lacking}"
 
     def _side(
         self, claim: Claim, usable: Callable[[Pair, str], bool], than: Than | None = None
@@ -171,12 +171,12 @@ def weighed(
     pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
 ) -> tuple[list[PairOnTask], str]:
     """Return pairs on tasks with their weights, or why there are none: tasks count the same, and so do the pairs on a task."""
-    there = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
-    there = {task: own for task, own in there.items() if own}
+    by_task = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
+    by_task = {task: usable_pairs for task, usable_pairs in by_task.items() if usable_pairs}
     parts = [
-        PairOnTask(one.name, other.name, task, sign / len(there) / len(own))
-        for task, own in there.items()
-        for one, other in own
+        PairOnTask(one.name, other.name, task, sign / len(by_task) / len(task_pairs))
+        for task, task_pairs in by_task.items()
+        for one, other in task_pairs
     ]
     return parts, lacking or ("" if parts else "no pair of the study has scores on such a task")
 
@@ -213,9 +213,9 @@ def described(query: ModelQuery) -> str:
     parts.append("model")
     if query.made:
         parts.append(f"pretrained as {' or as '.join(query.made)}")
-    told = {"with {} % causal steps": query.clm_share, "with {} % masked": query.mask}
-    told |= {"of {} steps": query.steps, "of {} tokens": query.tokens}
-    for words, span in told.items():
+    spans = {"with {} % causal steps": query.clm_share, "with {} % masked": query.mask}
+    spans |= {"of {} steps": query.steps, "of {} tokens": query.tokens}
+    for words, span in spans.items():
         if span is not None:
             low, high = (text.plain(int(end)) if end == int(end) else f"{end:g}" for end in span)
             parts.append(words.format(low if low == high else f"{low} to {high}"))
@@ -239,5 +239,5 @@ def _steps(pair: Pair) -> int:
 
 
 def _alike(feature: str, one: Traits, other: Traits) -> bool:
-    ours, _, theirs = (part.strip() for part in feature.partition("="))
-    return bool(getattr(one, ours) == getattr(other, theirs or ours))
+    name, _, other_name = (part.strip() for part in feature.partition("="))
+    return bool(getattr(one, name) == getattr(other, other_name or name))

@@ -1,4 +1,4 @@
-"""Where two curves of scores cross: the budget from which on another objective is ahead, with its interval."""
+"""The crossing of two curves of scores: the budget from which on another objective is ahead, with its interval."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def crossing(differences: Sequence[tuple[float, float, float, float]]) -> Crossi
     Args:
         differences: a budget each, with the difference there and the ends of its interval.
     """
-    known = [row for row in sorted(differences) if all(map(math.isfinite, row))]
-    middle = _zeros([(x, value) for x, value, _, _ in known])
+    finite = [row for row in sorted(differences) if all(map(math.isfinite, row))]
+    middle = _zeros([(x, value) for x, value, _, _ in finite])
     if len(middle) != 1:
         return None
-    falls = known[0][1] > known[-1][1]
-    # Of a difference that falls, the lower end reaches 0 first.
+    falls = finite[0][1] > finite[-1][1]
+    # The lower end of a difference that falls reaches 0 first.
     first, last = (
-        [(row[0], row[2 if falls else 3]) for row in known],
-        [(row[0], row[3 if falls else 2]) for row in known],
+        [(row[0], row[2 if falls else 3]) for row in finite],
+        [(row[0], row[3 if falls else 2]) for row in finite],
     )
     before = [x for x in _zeros(first) if x <= middle[0]]
     after = [x for x in _zeros(last) if x >= middle[0]]
@@ -55,9 +55,9 @@ def crossing(differences: Sequence[tuple[float, float, float, float]]) -> Crossi
 
 def _zeros(points: Sequence[tuple[float, float]]) -> list[float]:
     """Return where a line through the points is 0, with the first coordinate on a logarithmic scale."""
-    found = [
-        math.exp(math.log(x) + (math.log(other) - math.log(x)) * y / (y - end))
-        for (x, y), (other, end) in pairwise(points)
-        if y * end < 0
+    between = [
+        math.exp(math.log(x) + (math.log(next_x) - math.log(x)) * y / (y - next_y))
+        for (x, y), (next_x, next_y) in pairwise(points)
+        if y * next_y < 0
     ]
-    return sorted([*found, *(x for x, y in points if y == 0)])
+    return sorted([*between, *(x for x, y in points if y == 0)])

@@ -80,9 +80,9 @@ def decide(
         raise UserError(f"decide {new} {base}: expected two different ones of {', '.join(analysis.groups)}.")
     members = [run for model in (new, base) for run in analysis.groups[model]]
     runs = len(members) > 2
-    number = min(len(analysis.groups[each]) for each in (new, base)) if runs else len(analysis.grid.seeds)
-    kept = read_json(folder / FILE) if folder is not None and (folder / FILE).is_file() else {}
-    record = kept.get(f"{new} {base}", {})
+    number = min(len(analysis.groups[model]) for model in (new, base)) if runs else len(analysis.grid.seeds)
+    stored = read_json(folder / FILE) if folder is not None and (folder / FILE).is_file() else {}
+    record = stored.get(f"{new} {base}", {})
     looks = [Look(**look) for look in record.get("looks", ())]
     if most is not None and most != record.get("most", most):
         raise UserError(
@@ -91,12 +91,12 @@ def decide(
     most = most or record.get("most") or max(MOST, number)
     missing = missing_cells(analysis, members)
     if not missing and number not in {look.number for look in looks}:
-        known = row["above_chance"] and not math.isnan(row["p"])
-        looks.append(Look(number, row["difference"], row["p"] if known else 1.0))
+        sound = row["above_chance"] and not math.isnan(row["p"])
+        looks.append(Look(number, row["difference"], row["p"] if sound else 1.0))
         looks.sort()
         if folder is not None:
-            kept[f"{new} {base}"] = {"most": most, "looks": [look._asdict() for look in looks]}
-            write_json(folder / FILE, kept)
+            stored[f"{new} {base}"] = {"most": most, "looks": [look._asdict() for look in looks]}
+            write_json(folder / FILE, stored)
             send_file(folder / FILE)
     decision, bound = decided(looks, most, 1 - analysis.confidence) if looks else ("undecided", math.nan)
     contrast = mean_difference(analysis.effects, (new, base), sorted(analysis.families))
@@ -105,7 +105,7 @@ def decide(
     following = min(most, number + STEP) if undecided and not too_small else None
     wanted = {} if following is None else (further_runs if runs else further_cells)(analysis, following)
     cells = {pair: count for pair, count in wanted.items() if pair[0] in members}
-    what = "pretraining runs of each model" if runs else "seeds a rate"
+    unit = "pretraining runs of each model" if runs else "seeds a rate"
     verdicts = {
         "better": "is better than",
         "not better": "is not shown to be better than",
@@ -113,10 +113,10 @@ def decide(
     }
     sentences = [f"{new} {verdicts[decision]} {base}{': undecided' if decision == 'undecided' else ''}."]
     if looks:
-        own = looks[-1]
+        last = looks[-1]
         sentences.append(
-            f"{text.difference(own.difference)} points on the mean over tasks, p {text.probability(own.p)}; with {own.number} of {most} "
-            f"{what}, a look decides below {bound:.2g} ({text.plural(len(looks), 'look')} so far)."
+            f"{text.difference(last.difference)} points on the mean over tasks, p {text.probability(last.p)}; with {last.number} of {most} "
+            f"{unit}, a look decides below {bound:.2g} ({text.plural(len(looks), 'look')} so far)."
         )
     if missing:
         sentences.append(f"Cells are still to be run, and there is no look before: {missing}.")
@@ -126,7 +126,7 @@ def decide(
         )
     if following is not None:
         sentences.append(
-            f"Next look: {following} {what}, {sum(cells.values()):,} more cells of both{basis.cost(cells)}."
+            f"Next look: {following} {unit}, {sum(cells.values()):,} more cells of both{basis.cost(cells)}."
         )
         sentences += asked(analysis, [More(following, runs)], basis)
     return Decided(

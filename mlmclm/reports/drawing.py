@@ -96,7 +96,7 @@ class ReportInput:
     def labels(self) -> Mapping[str, str]:
         """The plain words as labels of rows, if all models have some that fit."""
         words = [self.plain.get(model.name, "") for model in self.listed]
-        return self.plain if all(0 < len(each) <= LONGEST_NAME for each in words) else {}
+        return self.plain if all(0 < len(label) <= LONGEST_NAME for label in words) else {}
 
     @property
     def looks(self) -> dict[str, Style]:
@@ -121,30 +121,30 @@ class ReportInput:
         """
         names = [model.name for model in self.listed]
         means = {row["model"]: row for row in records(self.analysis.overall) if row["kind"] == "all"}
-        found = []
+        entries = []
         if len(self.tasks) > 1:
-            found.append(
+            entries.append(
                 ("mean", "Mean over tasks", "", known_scores({name: means.get(name) for name in names}, "mean"))
             )
         for task in self.tasks:
             rows = {name: self.best.get((name, task.name)) for name in names}
-            found.append((task.name, task.name, subtitle_of(task), known_scores(rows, "score", "score_")))
-        return [scope for scope in found if scope[-1]]
+            entries.append((task.name, task.name, subtitle_of(task), known_scores(rows, "score", "score_")))
+        return [scope for scope in entries if scope[-1]]
 
     def families(self) -> dict[str, dict[str, Record]]:
         """Return `value`, `low` and `high` of each model with a score by family; models are in order, the best first."""
         rows = {(row["kind"], row["scope"], row["model"]): row for row in records(self.analysis.overall)}
-        found: dict[str, dict[str, Record]] = {}
+        by_family: dict[str, dict[str, Record]] = {}
         names = [model.name for model in self.listed]
         for family in dict.fromkeys(task.family for task in self.tasks):
             tasks = [task.name for task in self.tasks if task.family == family]
             if len(tasks) == 1:
-                own = known_scores({name: self.best.get((name, tasks[0])) for name in names}, "score", "score_")
+                scores = known_scores({name: self.best.get((name, tasks[0])) for name in names}, "score", "score_")
             else:  # a family of all tasks has no row of its own
                 scope = ("all", ALL_TASKS) if len(tasks) == len(self.tasks) else ("family", family)
-                own = known_scores({name: rows.get((*scope, name)) for name in names}, "mean")
-            found |= {family: own} if own else {}
-        return found
+                scores = known_scores({name: rows.get((*scope, name)) for name in names}, "mean")
+            by_family |= {family: scores} if scores else {}
+        return by_family
 
 
 def known_scores(rows: Mapping[str, Record | None], value: str, ends: str = "") -> dict[str, Record]:
@@ -191,13 +191,13 @@ def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]
     """Draw the figures of all groups, by the group's name; groups without any are left out.
 
     Returns:
-        The figures, and why added groups are left out: they fail, or have something else than figures of names of their own.
+        The figures, and why added groups are left out: they fail, or don't return figures with ids of their own.
     """
     owners = dict[str, str]()
 
     def draw(name: str, group: type[FigureGroup]) -> Sequence[Figure]:
-        found = list(group().draw(study))
-        for figure in found:
+        figures = list(group().draw(study))
+        for figure in figures:
             if not isinstance(figure, Figure):
                 raise UserError(f"draws a list of mlmclm.reports.drawing.Figure, not a {type(figure).__name__}.")
             if owners.get(figure.id, name) != name:
@@ -205,11 +205,11 @@ def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]
             if not FIGURES.is_built_in(name):  # else the page or the files would fail
                 text.plain([{**row} for row in figure.data])
                 figure.svg  # noqa: B018
-        owners.update((figure.id, name) for figure in found)
-        return found
+        owners.update((figure.id, name) for figure in figures)
+        return figures
 
     groups, without = FIGURES.each(draw)
-    return {name: found for name, found in groups.items() if found}, without
+    return {name: figures for name, figures in groups.items() if figures}, without
 
 
 def needs_legend(study: ReportInput, group: str, figures: Sequence[Figure]) -> bool:
@@ -229,12 +229,12 @@ def styles(
         kinds: the models' objectives, as far as known. If there are more models than looks, and several kinds but no more than
             colours, the models of a kind share its colour and all but the best of them are pale.
     """
-    others = [name for name in names if name != baseline]
-    leading = [name for name in dict.fromkeys((*ranked, *others)) if name in others]
-    kinds = {name: kind for name, kind in (kinds or {}).items() if kind and name in others}
+    trained = [name for name in names if name != baseline]
+    leading = [name for name in dict.fromkeys((*ranked, *trained)) if name in trained]
+    kinds = {name: kind for name, kind in (kinds or {}).items() if kind and name in trained}
     colours = dict(zip(sorted(set(kinds.values())), HUES, strict=False))
-    if len(others) <= len(LOOKS):
-        classes = dict(zip(others, LOOKS, strict=False))
+    if len(trained) <= len(LOOKS):
+        classes = dict(zip(trained, LOOKS, strict=False))
     elif len(set(kinds.values())) == len(colours) > 1:
         classes = {name: f"{colours[kinds[name]]} quiet" for name in leading if name in kinds}
         for kind, hue in colours.items():
@@ -273,11 +273,11 @@ def lines(*words: str) -> str:
 
 def with_chance(values: Sequence[float], chance: float) -> list[float]:
     """Return scores, in points, with the chance level unless that would take more than half of their axis."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known or math.isnan(chance):
-        return known
-    low, high, level = min(known), max(known), 100 * chance
-    return [*known, level] if max(low - level, level - high) <= high - low else known
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or math.isnan(chance):
+        return finite
+    low, high, level = min(finite), max(finite), 100 * chance
+    return [*finite, level] if max(low - level, level - high) <= high - low else finite
 
 
 def mark_chance(chart: Chart, chance: float) -> None:

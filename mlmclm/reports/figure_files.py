@@ -50,9 +50,9 @@ def _legend(study: ReportInput) -> Legend:
     for model in study.listed:
         if study.looks[model.name].quiet:
             pale.setdefault(study.looks[model.name].classes, []).append(model)
-    others = []
+    pale_entries = []
     for models in pale.values():
         kinds = {model.objective for model in models}
         words = ["other", *(kinds if len(kinds) == 1 else ()), "models"]
-        others.append((" ".join(filter(None, words)), study.looks[models[0].name]))
-    return (*clear, *others)
+        pale_entries.append((" ".join(filter(None, words)), study.looks[models[0].name]))
+    return (*clear, *pale_entries)

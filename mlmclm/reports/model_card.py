@@ -128,8 +128,8 @@ def _front(facts: Mapping[str, Any]) -> str:
         "tags": ["mlmclm", _family(facts).lower(), _form(facts), *filter(None, [kind]), *(facts.get("tags") or ())],
         "model-index": _model_index(str(facts["name"]), facts.get("scores") or ()),
     }
-    known = {name: value for name, value in fields.items() if value}
-    return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True)}---"
+    filled = {name: value for name, value in fields.items() if value}
+    return f"---\n{yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)}---"
 
 
 def _introduction(facts: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The study's noise in words: the difference that it finds, and where its intervals are not what they are called."""
+"""The study's noise in words: the difference that it finds, and where its intervals cover less than they state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.reports import text
 
 
 def warnings(analysis: Analysis) -> list[str]:
-    """Say where intervals and claims are not worth what they are called; empty if they are."""
+    """Say where intervals and claims are less certain than they state; empty if there is no such sign."""
     return list(filter(None, (tasks_together(analysis), heavy_tails(analysis))))
 
 
@@ -28,7 +28,7 @@ def tasks_together(analysis: Analysis) -> str:
 
 
 def heavy_tails(analysis: Analysis) -> str:
-    """Say what intervals cover where single runs are far off more often than normal noise has it."""
+    """Say that intervals may cover less, if single runs are outliers more often than with normal noise."""
     check = analysis.noise.tails
     if not check.fails:
         return ""
@@ -40,14 +40,14 @@ def heavy_tails(analysis: Analysis) -> str:
 
 def noise_lines(analysis: Analysis) -> list[str]:
     """Say which difference the study finds, and what its noise does to that; empty if the noise is not known."""
-    found, least = [], analysis.smallest.get(ALL_TASKS, math.nan)
-    if not math.isnan(least):
-        found.append(found_with_power(least, f" on {text.scope(list(analysis.families))}"))
+    sentences, smallest = [], analysis.smallest.get(ALL_TASKS, math.nan)
+    if not math.isnan(smallest):
+        sentences.append(found_with_power(smallest, f" on {text.scope(list(analysis.families))}"))
     if analysis.noise.uneven:
-        found.append(
+        sentences.append(
             "Some models' noise is larger than that of others, so each model's intervals are based on its own runs."
         )
-    return found
+    return sentences
 
 
 def found_with_power(least: float, where: str = "") -> str:

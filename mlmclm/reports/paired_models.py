@@ -39,7 +39,7 @@ class Score:
     def of(cls, metric: str, entry: Mapping[str, float | None]) -> Score:
         """Return a zero-shot metric's score."""
         ends = (entry[name] for name in ("score", "low", "high"))
-        value, low, high = (NAN if each is None else float(each) for each in ends)
+        value, low, high = (NAN if end is None else float(end) for end in ends)
         return cls(value, low, high, not metric.endswith(NO_SHARES) and not abs(value) > 1)
 
     def __str__(self) -> str:
@@ -58,16 +58,16 @@ class Score:
 def zero_shot_tables(facts: StudyFacts) -> list[dict[str, Any]]:
     """Return a table of models and metrics for each task, as the template needs them."""
     tables = []
-    for task in dict.fromkeys(each.task for each in facts.zero_shot):
-        own = [each for each in facts.zero_shot if each.task == task]
-        metrics = list(dict.fromkeys(name for each in own for name in each.metrics))
+    for task in dict.fromkeys(result.task for result in facts.zero_shot):
+        results = [result for result in facts.zero_shot if result.task == task]
+        metrics = list(dict.fromkeys(name for result in results for name in result.metrics))
         rows = []
-        for each in own:
-            cells = [Score.of(name, each.entry(name)) if name in each.metrics else None for name in metrics]
-            rows.append({"model": each.model, "scoring": each.scoring, "cells": cells})
-        examples = max((int(entry["examples"] or 0) for each in own for entry in each.metrics.values()), default=0)
+        for result in results:
+            cells = [Score.of(name, result.entry(name)) if name in result.metrics else None for name in metrics]
+            rows.append({"model": result.model, "scoring": result.scoring, "cells": cells})
+        examples = max((int(entry["examples"] or 0) for item in results for entry in item.metrics.values()), default=0)
         unit = "occupation" if set(PRONOUNS) <= set(metrics) else "example"
-        levels = [own[0].metrics.get(name, {}) for name in metrics]
+        levels = [results[0].metrics.get(name, {}) for name in metrics]
         chances = [(_chance(name, level), level.get("chance_how")) for name, level in zip(metrics, levels, strict=True)]
         size = text.plural(examples, unit)
         tables.append({"task": task, "metrics": metrics, "rows": rows, "size": size, "chances": chances})
@@ -82,9 +82,9 @@ def _chance(metric: str, entry: Mapping[str, Any]) -> str:
 def zero_shot_frame(facts: StudyFacts) -> pd.DataFrame:
     """Return the table `zero_shot.csv`: a row for each model, task and metric."""
     rows = [
-        (each.model, each.task, each.scoring, name, *map(entry.get, ("score", "low", "high", "examples", "chance")))
-        for each in facts.zero_shot
-        for name, entry in each.metrics.items()
+        (item.model, item.task, item.scoring, name, *map(entry.get, ("score", "low", "high", "examples", "chance")))
+        for item in facts.zero_shot
+        for name, entry in item.metrics.items()
     ]
     return pd.DataFrame(
         rows, columns=("model", "task", "scoring", "metric", "score", "low", "high", "examples", "chance")
@@ -118,23 +118,23 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
     zero-shot tasks has comparisons only if models were made in all four ways: its tables of scores show the rest.
     """
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-    zero_shot = {(each.model, each.task): each for each in facts.zero_shot}
-    found = []
+    zero_shot = {(result.model, result.task): result for result in facts.zero_shot}
+    paired = []
     for size in dict.fromkeys(model.size for model in facts.models):
-        own = most_trained([model for model in facts.models if model.size == size])
-        models = {way: model.name for way, model in own.items()}
+        by_way = most_trained([model for model in facts.models if model.size == size])
+        models = {way: model.name for way, model in by_way.items()}
         if ENCODER in models and DECODER in models and (zero_shot or len(models) == len(MADE)):
             compared = against(analysis.comparisons, models[DECODER])
             rows = [_fine_tuned(task, models, best, compared) for task in tasks]
             rows += [_zero_shot(task, models, zero_shot) for task in dict.fromkeys(task for _, task in zero_shot)]
-            found.append(PairedModels(size, models, tuple(row for row in rows if row.scores)))
-    return found
+            paired.append(PairedModels(size, models, tuple(row for row in rows if row.scores)))
+    return paired
 
 
 def most_trained(models: Sequence[ModelFacts]) -> dict[str, ModelFacts]:
     """Return by how they were made the models that have seen the most tokens, each the first of these."""
-    alike = {way: [model for model in models if model.made == way] for way in MADE}
-    return {way: max(own, key=lambda model: model.tokens or 0) for way, own in alike.items() if own}
+    by_way = {way: [model for model in models if model.made == way] for way in MADE}
+    return {way: max(group, key=lambda model: model.tokens or 0) for way, group in by_way.items() if group}
 
 
 def _fine_tuned(
@@ -143,30 +143,30 @@ def _fine_tuned(
     best: Mapping[tuple[str, str], Record],
     compared: Sequence[Record],
 ) -> Row:
-    known = {way: best[name, task.name] for way, name in models.items() if (name, task.name) in best}
-    scores = {way: Score(*(row[name] for name in ("score", "score_low", "score_high"))) for way, row in known.items()}
+    rows = {way: best[name, task.name] for way, name in models.items() if (name, task.name) in best}
+    scores = {way: Score(*(row[name] for name in ("score", "score_low", "score_high"))) for way, row in rows.items()}
     wanted = "task", task.name, models[ENCODER]
-    own = (row for row in compared if (row["kind"], row["scope"], row["model_b"]) == wanted)
-    difference = next((Score(row["difference"], row["low"], row["high"]) for row in own), None)
+    matches = (row for row in compared if (row["kind"], row["scope"], row["model_b"]) == wanted)
+    difference = next((Score(row["difference"], row["low"], row["high"]) for row in matches), None)
     return Row(task.name, "fine-tuned", text.metric(task.metric), scores, difference)
 
 
 def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str, str], ZeroShotFacts]) -> Row:
-    known = {way: results[name, task] for way, name in models.items() if (name, task) in results}
-    scores = {way: Score.of(each.main, each.entry(each.main)) for way, each in known.items()}
-    main = next((each.main for each in known.values()), "")
+    by_way = {way: results[name, task] for way, name in models.items() if (name, task) in results}
+    scores = {way: Score.of(result.main, result.entry(result.main)) for way, result in by_way.items()}
+    main = next((result.main for result in by_way.values()), "")
     # A score that isn't the mean of its examples' values, such as a perplexity, has no difference over examples.
-    both = [
-        known[way].values
+    paired = [
+        by_way[way].values
         for way in (DECODER, ENCODER)
-        if way in known
-        and known[way].values
-        and math.isclose(fmean(known[way].values), scores[way].value, abs_tol=1e-9)
+        if way in by_way
+        and by_way[way].values
+        and math.isclose(fmean(by_way[way].values), scores[way].value, abs_tol=1e-9)
     ]
     difference = None
-    if len(both) == 2 and len(both[0]) == len(both[1]) > 1:
+    if len(paired) == 2 and len(paired[0]) == len(paired[1]) > 1:
         # Both answer the same examples, so the interval is that of paired differences.
-        estimate = student([ours - theirs for ours, theirs in zip(*both, strict=True)])
+        estimate = student([decoder - encoder for decoder, encoder in zip(*paired, strict=True)])
         difference = Score(estimate.value, estimate.low, estimate.high)
     return Row(task, "zero-shot", main, scores, difference)
 

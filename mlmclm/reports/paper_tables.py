@@ -18,7 +18,7 @@ from mlmclm.results.intervals import NAN
 
 _ESCAPES = str.maketrans(
     {
-        **{each: f"\\{each}" for each in "&%$#_{}"},
+        **{char: f"\\{char}" for char in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
@@ -163,12 +163,12 @@ def _cells(
     rows: Sequence[Record], names: tuple[str, str, str], best: Collection[str] = (), level: Collection[str] = ()
 ) -> dict[str, PaperCell]:
     """Return the cells by model, in points, from the columns of the score and of the ends of its interval."""
-    found = {}
+    cells = {}
     for row in rows:
         value, low, high = (100 * row[name] for name in names)
         mark = "best" if row["model"] in best else "level" if row["model"] in level else ""
-        found[row["model"]] = PaperCell(value, low, high, mark, 100 * row.get("test_mean", NAN))
-    return found
+        cells[row["model"]] = PaperCell(value, low, high, mark, 100 * row.get("test_mean", NAN))
+    return cells
 
 
 def _table(
@@ -194,13 +194,13 @@ def _table(
 def _scores(study: ReportInput) -> PaperTable:
     columns = []
     for task in study.tasks:
-        rows = [row for (_, own), row in study.best.items() if own == task.name]
+        rows = [row for (_, row_task), row in study.best.items() if row_task == task.name]
         columns.append((task.name, text.metric(task.metric), _marked(study, task.name, rows)))
-    every = [task.name for task in study.tasks]
-    scopes = [[task] for task in every]
+    names = [task.name for task in study.tasks]
+    scopes = [[task] for task in names]
     if len(columns) > 1:
         columns.append(("Mean", "", _mean(study)))
-        scopes.append(every)
+        scopes.append(names)
     caption = f"Test scores at each model's best learning rate. {_intervals(study)}"
     return _table(study, "scores", caption, columns, scopes)
 
@@ -218,7 +218,7 @@ def _families(study: ReportInput) -> PaperTable | None:
     for family in families:
         tasks = [task.name for task in study.tasks if task.family == family]
         scope = tasks[0] if len(tasks) == 1 else family
-        rows = [row for (_, own), row in study.best.items() if own == scope] if len(tasks) == 1 else []
+        rows = [row for (_, row_task), row in study.best.items() if row_task == scope] if len(tasks) == 1 else []
         rows = rows or [row for row in means if row["scope"] == family]
         columns.append((text.family(family), text.plural(len(tasks), "task"), _marked(study, scope, rows)))
         scopes.append(tasks)
@@ -231,8 +231,8 @@ def _sensitivity(study: ReportInput) -> PaperTable | None:
     rows = known_rows(records(study.analysis.stability), "sd_rates")
     columns = []
     for task in study.tasks:
-        own = [row for row in rows if row["task"] == task.name]
-        cells = _cells(own, ("sd_rates", "sd_rates_low", "sd_rates_high"))
+        task_rows = [row for row in rows if row["task"] == task.name]
+        cells = _cells(task_rows, ("sd_rates", "sd_rates_low", "sd_rates_high"))
         columns.append((task.name, "", cells))
     caption = (
         "Sensitivity to the learning rate: standard deviation over rates of the true mean test scores, in points, corrected for seed noise. "

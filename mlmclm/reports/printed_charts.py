@@ -59,8 +59,8 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
     # Names of rows and of tilted columns take room beside the chart.
     tall = max(figure.chart.height for figure in figures) / PIXELS + (1.3 if figures[0].chart.x.tilted else 0.8)
     wide = WIDE if len(figures) == 1 else PANEL * columns + sum(figure.chart.y.rows for figure in figures[:columns])
-    own = {figure.legend for figure in figures}
-    entries = own.pop() if len(own) == 1 and figures[0].legend else legend
+    legends = {figure.legend for figure in figures}
+    entries = legends.pop() if len(legends) == 1 and figures[0].legend else legend
     with matplotlib.rc_context(SETTINGS):
         beside = _entries_a_row([name for name, _ in entries], wide)
         page = Canvas(figsize=(wide, rows * tall + 0.14 * math.ceil(len(entries) / beside)), layout="constrained")

@@ -78,18 +78,18 @@ def provenance(
         corpus: the hash of the pretraining corpus; None if nothing was pretrained.
         tasks: the hash of each task's data.
     """
-    every = [*stages, *cells]
-    found = {}
-    if every:
-        found["Computed"] = f"{_when(min(w.began for w in every))} to {_when(max(w.ended for w in every))} UTC"
-    for label, works, one in (("Pretraining", stages, "stage"), ("Fine-tuning", cells, "cell")):
+    all_work = [*stages, *cells]
+    facts = {}
+    if all_work:
+        facts["Computed"] = f"{_when(min(w.began for w in all_work))} to {_when(max(w.ended for w in all_work))} UTC"
+    for label, works, unit in (("Pretraining", stages, "stage"), ("Fine-tuning", cells, "cell")):
         if works:
-            found[label] = f"{text.plural(len(works), one)}, {_cost(works)}, {_hardware(works)}"
-    if every:
-        found["Software"] = _software(every)
+            facts[label] = f"{text.plural(len(works), unit)}, {_cost(works)}, {_hardware(works)}"
+    if all_work:
+        facts["Software"] = _software(all_work)
     if corpus is not None:
-        found["Corpus"] = corpus
-    return found | {"Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items())}
+        facts["Corpus"] = corpus
+    return facts | {"Task data": ", ".join(f"{name} {fingerprint}" for name, fingerprint in tasks.items())}
 
 
 def _when(seconds: float) -> str:
@@ -118,7 +118,7 @@ def _software(works: Sequence[ComputedWork]) -> str:
             versions[package].add(version)
     # A "+" behind the 40 digits marks changed files.
     commits = {work.commit[:COMMIT_DIGITS] + work.commit[40:] for work in works if work.commit}
-    parts = [f"{package} {' and '.join(sorted(own))}" for package, own in sorted(versions.items())]
+    parts = [f"{package} {' and '.join(sorted(numbers))}" for package, numbers in sorted(versions.items())]
     if commits:
         parts.append(f"mlmclm's commit {text.listing(sorted(commits))}")
     return ", ".join(parts) or "versions were not recorded"

@@ -24,7 +24,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
     """Return a row for each model with a cell for each task and one for the mean over tasks, in words."""
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
     overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
-    by_task = {task.name: [row for (_, own), row in best.items() if own == task.name] for task in tasks}
+    by_task = {task.name: [row for (_, row_task), row in best.items() if row_task == task.name] for task in tasks}
     winners = {task: winners_of(analysis, task, rows) for task, rows in by_task.items()}
     top, level = wording.marked(analysis)
     rows = []
@@ -81,11 +81,11 @@ def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[
     Args:
         rows: `model`, `score` and `above_chance` of each model.
     """
-    known = [row for row in rows if not math.isnan(row["score"])]
+    scored = [row for row in rows if not math.isnan(row["score"])]
     # A single score has nothing to be better than.
-    if len(known) < 2:
+    if len(scored) < 2:
         return set(), set()
-    top = min(known, key=lambda row: (-row["score"], row["model"]))
+    top = min(scored, key=lambda row: (-row["score"], row["model"]))
     if top["above_chance"] == "no":
         return set(), set()
     rivals = against(analysis.comparisons, top["model"])
@@ -102,11 +102,11 @@ def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
     """
     by_task: dict[str, list[Record]] = {}
     for row in records(analysis.best):
-        own = analysis.effects.get((row["model"], row["task"]))
-        if row["model"] in analysis.groups and own is not None and not math.isnan(own.seeds.value):
-            by_task.setdefault(row["task"], []).append(row | {"score": own.seeds.value})
-    found: dict[tuple[str, str], str] = {}
-    here = "on this task so far" if analysis.missing else "on this task"
+        effect = analysis.effects.get((row["model"], row["task"]))
+        if row["model"] in analysis.groups and effect is not None and not math.isnan(effect.seeds.value):
+            by_task.setdefault(row["task"], []).append(row | {"score": effect.seeds.value})
+    verdicts: dict[tuple[str, str], str] = {}
+    where = "on this task so far" if analysis.missing else "on this task"
     for task, rows in by_task.items():
         winners, rivals = winners_of(analysis, task, rows)
         top = min(rows, key=lambda row: (-row["score"], row["model"]))["model"]
@@ -116,17 +116,17 @@ def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
             if len(rows) < 2:
                 continue
             if not winners:
-                said = f"No model is shown to be above chance {here}."
+                sentence = f"No model is shown to be above chance {where}."
             elif model in winners and not level:
                 best = "Highest score" if analysis.missing else "Best"
-                said = f"{best} of {len(rows)} models {here}."
+                sentence = f"{best} of {len(rows)} models {where}."
             elif model in winners:
-                said = f"Highest score {here}, not clearly above {text.listing(level)}."
+                sentence = f"Highest score {where}, not clearly above {text.listing(level)}."
             elif model in rivals:
-                said = f"No clear difference {here} from the best, {top}."
+                sentence = f"No clear difference {where} from the best, {top}."
             else:
                 gap = gaps[model]
                 lead = text.estimate(-gap["difference"], -gap["high"], -gap["low"], sign=True).strip()
-                said = f"Below the best {here}, {top}: {lead} points."
-            found |= {(run, task): said for run in analysis.groups[model]}
-    return found
+                sentence = f"Below the best {where}, {top}: {lead} points."
+            verdicts |= {(run, task): sentence for run in analysis.groups[model]}
+    return verdicts

@@ -21,7 +21,7 @@ ENCODER, DECODER = "encoder", "decoder"
 MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
 """How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
 WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
-"""They by whether each objective in turn is causal."""
+"""The same by whether each objective in turn is causal."""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class _SvgChart:
         chart = self._chart
         axes, top, bottom = self._axes()
         behind = "".join(
-            self._upright(each) if isinstance(each, charts.Upright) else self._level(each) for each in chart.behind
+            self._upright(line) if isinstance(line, charts.Upright) else self._level(line) for line in chart.behind
         )
-        groups = [(each.style, [self._mark(mark) for mark in each.marks]) for each in chart.drawn]
+        groups = [(series.style, [self._mark(mark) for mark in series.marks]) for series in chart.drawn]
         paths = "".join(_group(style, [path for path, _ in marks]) for style, marks in groups)
         marks = "".join(_group(style, [mark for _, mark in marks]) for style, marks in groups)
         inner = (

@@ -1,4 +1,4 @@
-"""Pages from the templates of `templates/`, which contain everything that they need."""
+"""Pages from the templates of `templates/`, which load nothing from elsewhere."""
 
 from __future__ import annotations
 

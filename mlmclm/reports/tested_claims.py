@@ -2,8 +2,8 @@
 
 A claim about several pairs of models and several tasks is one test, of the mean difference over pairs and tasks
 (`analysis.contrasts`): tasks count the same, and so do the pairs on a task. Holm's correction is over all claims that are
-tested together, so at most 5 % of studies of models that are equal in all that the claims speak of see or contradict any. A lead
-at chance counts as none.
+tested together. So among studies of models that are equal in all that the claims are about, at most 5 % see or contradict any claim.
+A lead at chance counts as none.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class _Tested:
     """A claim's test, before the correction over all claims.
 
     Attributes:
-        found: the verdict as it is without a test.
-        p: of the difference that a verdict may rest on.
-        contrast: the difference, of which the power is known; None for a statistic of which it isn't.
+        draft: the verdict as it is without a test.
+        p: of the difference that a verdict can be based on.
+        contrast: the difference, for its power; None for a statistic whose power is not known.
         models: the models that take part.
     """
 
-    found: ClaimVerdict
+    draft: ClaimVerdict
     p: float = NAN
     contrast: Contrast | None = None
     models: frozenset[str] = frozenset()
@@ -94,19 +94,19 @@ class _Tested:
 def verdicts_on(claims: Sequence[SourcedClaim], analysis: Analysis, facts: StudyFacts) -> list[ClaimVerdict]:
     """Say of each claim what the results show."""
     bench = _Bench(analysis, facts)
-    tested = [bench.test(each) for each in claims]
+    tested = [bench.test(claim) for claim in claims]
     # Two papers can make the same claim, or its opposite; it is one test.
-    keys = [f"{abs(each.found.difference)!r} {each.p!r}" for each in tested]
+    keys = [f"{abs(test.draft.difference)!r} {test.p!r}" for test in tested]
     same = {key: place for place, key in enumerate(keys)}
     places = [same[key] for key in keys]
-    once = holm([each.p if places[place] == place else NAN for place, each in enumerate(tested)])
+    once = holm([test.p if places[place] == place else NAN for place, test in enumerate(tested)])
     corrected, number = [once[place] for place in places], sum(not math.isnan(p) for p in once)
-    return [bench.judged(each, claim, p, number) for each, claim, p in zip(tested, claims, corrected, strict=True)]
+    return [bench.judged(test, claim, p, number) for test, claim, p in zip(tested, claims, corrected, strict=True)]
 
 
 def claim_frame(found: Sequence[ClaimVerdict]) -> pd.DataFrame:
     """Return the table `tested_claims.csv`: a row for each claim."""
-    return table([asdict(each) for each in found], CLAIM_VERDICT_COLUMNS)
+    return table([asdict(verdict) for verdict in found], CLAIM_VERDICT_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class _Bench:
 
     @cached_property
     def finder(self) -> PairFinder:
-        found = (traits_of(model) for model in self.facts.models if model.name in self.analysis.groups)
-        return PairFinder([each for each in found if each is not None], self.analysis.families)
+        traits = (traits_of(model) for model in self.facts.models if model.name in self.analysis.groups)
+        return PairFinder([model for model in traits if model is not None], self.analysis.families)
 
     @cached_property
     def at_chance(self) -> set[tuple[str, str]]:
@@ -146,30 +146,30 @@ class _Bench:
             return _Tested(replace(blank, reason="none of the models is above chance on these tasks."))
         confidence = self.analysis.confidence
         contrast = weighted_sum(self.analysis.effects, model_weights(parts), confidence)
-        whole = contrast.whole
-        sound = [part for part in parts if not self._leads_at_chance(part, whole.value)]
-        p = whole.p
+        gap = contrast.whole
+        sound = [part for part in parts if not self._leads_at_chance(part, gap.value)]
+        p = gap.p
         if len(sound) < len(parts) and not math.isnan(p):
             rest = weighted_sum(self.analysis.effects, model_weights(sound), confidence).whole
-            p = rest.p if rest.value * whole.value > 0 and not math.isnan(rest.p) else 1.0
-        found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
+            p = rest.p if rest.value * gap.value > 0 and not math.isnan(rest.p) else 1.0
+        verdict = replace(_counted(blank, parts), difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
         models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
-        reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points"
-        if p != whole.p and not math.isnan(p):
+        reason = f"{text.estimate(gap.value, gap.low, gap.high, sign=True).strip()} points"
+        if p != gap.p and not math.isnan(p):
             reason += ", part of which is at chance and doesn't count"
         reason += so_far(self.analysis, models, tasks)
         if any(self.analysis.effects[model, task].folds is None for model in models for task in tasks):
             reason += ", without the noise of the test set"
-        return self._tested(found, parts, reason, p, contrast)
+        return self._tested(verdict, parts, reason, p, contrast)
 
-    def _leads_at_chance(self, part: PairOnTask, whole: float) -> bool:
+    def _leads_at_chance(self, part: PairOnTask, total: float) -> bool:
         """Return whether a pair adds to the whole difference by the lead of a model that is at chance."""
         lead = part.weight * (
             self.analysis.effects[part.first, part.task].seeds.value
             - self.analysis.effects[part.second, part.task].seeds.value
         )
         ahead = part.first if lead * part.weight > 0 else part.second
-        return lead * whole > 0 and (ahead, part.task) in self.at_chance
+        return lead * total > 0 and (ahead, part.task) in self.at_chance
 
     def _sensitivity(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
         def usable(pair: Pair, task: str) -> bool:
@@ -177,10 +177,10 @@ class _Bench:
             # A model that has learned nothing scores the same at any rate.
             if not all(self._learned(run, task) for run in runs):
                 return False
-            known = [self._variance(run, task) for run in runs]
-            if None in known or any(each.single for each in known if each is not None):
+            variances = [self._variance(run, task) for run in runs]
+            if None in variances or any(variance.single for variance in variances if variance is not None):
                 return False
-            return len({each.rates for each in known if each is not None}) == 1
+            return len({variance.rates for variance in variances if variance is not None}) == 1
 
         parts, lacking = self.finder.parts(claim, usable)
         if not parts:
@@ -199,9 +199,9 @@ class _Bench:
             for second in self.analysis.groups[part.second]
         ]
         first, second, p = sensitivity_test(self._variance, runs)
-        found = replace(_counted(blank, parts), difference=first - second, p=p)
+        verdict = replace(_counted(blank, parts), difference=first - second, p=p)
         reason = f"deviation over learning rates of {text.points(first)} against {text.points(second)} points"
-        return self._tested(found, parts, reason, p)
+        return self._tested(verdict, parts, reason, p)
 
     def _learned(self, run: str, task: str) -> bool:
         """Return whether a model is above chance, and shown to be above the untrained one where the study has it."""
@@ -215,97 +215,97 @@ class _Bench:
         return not lead.low <= 0
 
     def _zero_shot(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
-        known = {(each.model, each.task): each for each in self.facts.zero_shot}
-        tasks = dict.fromkeys((task for _, task in known), "")
+        results = {(result.model, result.task): result for result in self.facts.zero_shot}
+        tasks = dict.fromkeys((task for _, task in results), "")
         wanted = matching_tasks(claim.tasks.model_copy(update={"families": None}), tasks)
         if not wanted:
             return _Tested(replace(blank, reason=f"the study has no zero-shot {described_tasks(claim.tasks)}."))
 
         def usable(pair: Pair, task: str) -> bool:
             return all(
-                (model.name, task) in known
-                and (claim.metric or known[model.name, task].main) in known[model.name, task].metrics
+                (model.name, task) in results
+                and (claim.metric or results[model.name, task].main) in results[model.name, task].metrics
                 for model in pair
             )
 
         parts, lacking = weighed(*self.finder.pairs(claim), wanted, usable)
         if not parts:
             return _Tested(replace(blank, reason=f"{lacking}."))
-        whole = zero_shot_contrast(known, parts, claim.metric, self.analysis.confidence)
-        found = replace(_counted(blank, parts), difference=whole.value, low=whole.low, high=whole.high, p=whole.p)
-        reason = f"{text.estimate(whole.value, whole.low, whole.high, sign=True).strip()} points, with the noise of the examples alone"
-        return self._tested(found, parts, reason, whole.p)
+        gap = zero_shot_contrast(results, parts, claim.metric, self.analysis.confidence)
+        verdict = replace(_counted(blank, parts), difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
+        reason = f"{text.estimate(gap.value, gap.low, gap.high, sign=True).strip()} points, with the noise of the examples alone"
+        return self._tested(verdict, parts, reason, gap.p)
 
     def _same_data(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
         pairs, lacking = self.finder.pairs(claim)
         if not pairs:
             return _Tested(replace(blank, reason=f"{lacking}."))
         facts = {model.name: model for model in self.facts.models}
-        made = [[facts[model.name] for model in pair] for pair in pairs]
-        found = replace(blank, pairs=len(pairs), runs=1)
-        if any(model.kind != "pretrained" for pair in made for model in pair):
-            return _Tested(replace(found, reason="the models were not pretrained here."))
-        if any(one.tokens != other.tokens for one, other in made):
+        members = [[facts[model.name] for model in pair] for pair in pairs]
+        verdict = replace(blank, pairs=len(pairs), runs=1)
+        if any(model.kind != "pretrained" for pair in members for model in pair):
+            return _Tested(replace(verdict, reason="the models were not pretrained here."))
+        if any(one.tokens != other.tokens for one, other in members):
             return _Tested(
-                replace(found, verdict="contradicted", reason="the models of a pair saw different numbers of tokens.")
+                replace(verdict, verdict="contradicted", reason="the models of a pair saw different numbers of tokens.")
             )
-        said = "by design: batches follow from the corpus, the seed and the step alone, and both saw as many tokens."
-        return _Tested(replace(found, verdict="seen", reason=said))
+        reason = "by design: batches follow from the corpus, the seed and the step alone, and both saw as many tokens."
+        return _Tested(replace(verdict, verdict="seen", reason=reason))
 
     def _has_score(self, pair: Pair, task: str) -> bool:
         return all(
-            (own := self.analysis.effects.get((model.name, task))) is not None and math.isfinite(own.seeds.value)
+            (effect := self.analysis.effects.get((model.name, task))) is not None and math.isfinite(effect.seeds.value)
             for model in pair
         )
 
     @cached_property
     def _variance(self) -> Callable[[str, str], RateVariance | None]:
         analysis = self.analysis
-        # Of a grid with gaps, the rates with scores may be the better ones.
+        # Where cells are missing, the rates with scores may be the better ones.
         gaps = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["missing"]}
 
         @cache
-        def known(model: str, task: str) -> RateVariance | None:
-            """Return the variance between the listed rates; those that a grid added were added for their neighbours' scores."""
+        def variance(model: str, task: str) -> RateVariance | None:
+            """Return the variance between the listed rates; a grid adds others because of their neighbours' scores."""
             runs, fit = analysis.runs.get((model, task)), analysis.fits.get((model, task))
             if runs is None or fit is None or (model, task) in gaps:
                 return None
             listed = [rate for rate in runs.rates if rate in analysis.grid.learning_rates]
             return rate_variance(runs.at(listed), fit.at(np.asarray([rate in listed for rate in runs.rates])))
 
-        return known
+        return variance
 
     def _tested(
-        self, found: ClaimVerdict, parts: Sequence[PairOnTask], reason: str, p: float, contrast: Contrast | None = None
+        self, draft: ClaimVerdict, parts: Sequence[PairOnTask], reason: str, p: float, contrast: Contrast | None = None
     ) -> _Tested:
         models = frozenset(model for part in parts for model in (part.first, part.second))
         runs = {model: self.analysis.groups[model] for model in models}
         reason = f"{pretraining_runs(runs)} each: {reason}"
-        found = replace(found, verdict="too small to tell", reason=reason, runs=min(map(len, runs.values())))
-        return _Tested(found, p, contrast, models)
+        draft = replace(draft, verdict="too small to tell", reason=reason, runs=min(map(len, runs.values())))
+        return _Tested(draft, p, contrast, models)
 
     def judged(self, tested: _Tested, sourced: SourcedClaim, p: float, number: int) -> ClaimVerdict:
         """Return the verdict after Holm's correction over a number of claims."""
-        found, claim = tested.found, sourced.claim
+        verdict, claim = tested.draft, sourced.claim
         if not tested.models:
-            return found
-        over = f"over {text.plural(found.pairs, 'pair')} of models and {text.plural(found.tasks, 'task')}"
+            return verdict
+        over = f"over {text.plural(verdict.pairs, 'pair')} of models and {text.plural(verdict.tasks, 'task')}"
         if math.isnan(p):
             return replace(
-                found,
-                reason=f"{found.reason}, {over}; the noise is not known.",
+                verdict,
+                reason=f"{verdict.reason}, {over}; the noise is not known.",
                 settle="Several seeds at each learning rate, whose scores differ, show the noise.",
             )
-        found = replace(
-            found,
+        verdict = replace(
+            verdict,
             p_holm=p,
-            reason=f"{found.reason}, {over}; p {text.probability(p)} after Holm's correction over {text.plural(number, 'test')}.",
+            reason=f"{verdict.reason}, {over}; p {text.probability(p)} after Holm's correction over {text.plural(number, 'test')}.",
         )
         level = 1 - self.analysis.confidence
         if p < level:
-            right = claim.direction == "differs" or (found.difference > 0) == (claim.direction == "higher")
-            return replace(found, verdict="seen" if right else "contradicted")
-        return replace(found, settle=" ".join(self._settled_by(tested, sourced, level / max(1, number))))
+            right = claim.direction == "differs" or (verdict.difference > 0) == (claim.direction == "higher")
+            return replace(verdict, verdict="seen" if right else "contradicted")
+        return replace(verdict, settle=" ".join(self._settled_by(tested, sourced, level / max(1, number))))
 
     def _settled_by(self, tested: _Tested, sourced: SourcedClaim, level: float) -> Iterator[str]:
         """Say what difference the study would find, and what it would take to find the published one."""
@@ -317,9 +317,9 @@ class _Bench:
                 else "More examples narrow it."
             )
             return
-        least = smallest_difference(contrast.whole.error, contrast.whole.freedom, level)
-        if not math.isnan(least):
-            yield found_with_power(least)
+        smallest = smallest_difference(contrast.whole.error, contrast.whole.freedom, level)
+        if not math.isnan(smallest):
+            yield found_with_power(smallest)
         target, words = sourced.published, f"the published {text.difference(sourced.published)} points"
         if math.isnan(target):
             target, words = contrast.whole.value, f"{text.difference(contrast.whole.value)} points"
@@ -327,7 +327,7 @@ class _Bench:
                 return  # it may well be chance, which is no reason for more runs
         elif claim.published_for:
             words += f" ({claim.published_for})"
-        if not math.isnan(least) and abs(target) >= least:
+        if not math.isnan(smallest) and abs(target) >= smallest:
             yield f"{words[0].upper()}{words[1:]} would be found more surely."
             return
         runs = harmonic_mean([len(self.analysis.groups[model]) for model in tested.models])
@@ -343,16 +343,16 @@ def found_by(target: float, words: str, contrast: Contrast, runs: float, seeds: 
         level: of the test.
     """
     if contrast.pooled:
-        needed, what = runs_or_obstacle(target, contrast, runs, level), "pretraining runs of each model"
+        needed, unit = runs_or_obstacle(target, contrast, runs, level), "pretraining runs of each model"
     else:
-        needed, what = seeds_or_obstacle(target, contrast, seeds, level), "seeds a rate"
+        needed, unit = seeds_or_obstacle(target, contrast, seeds, level), "seeds a rate"
     if isinstance(needed, int):
-        return f"To find {words} takes about {needed:,} {what}."
-    why = {"noise": "their noise is not known", "test sets": "the test sets are too small"}
-    return f"More {what} would not find {words}: {why.get(needed, 'it is too small')}."
+        return f"To find {words} takes about {needed:,} {unit}."
+    reasons = {"noise": "their noise is not known", "test sets": "the test sets are too small"}
+    return f"More {unit} would not find {words}: {reasons.get(needed, 'it is too small')}."
 
 
-def _counted(found: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict:
+def _counted(verdict: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict:
     """Return a verdict with the number of its pairs and tasks."""
     pairs, tasks = {(part.first, part.second) for part in parts}, {part.task for part in parts}
-    return replace(found, pairs=len(pairs), tasks=len(tasks))
+    return replace(verdict, pairs=len(pairs), tasks=len(tasks))

@@ -111,7 +111,7 @@ def family(name: str) -> str:
 
 def metric(name: str) -> str:
     """Return a metric's name for people; several joined by `+` are their mean."""
-    words = {score: title for each in FAMILIES.values() for score, title in each.labels_of_metrics().items()}
+    words = {score: title for kind in FAMILIES.values() for score, title in kind.labels_of_metrics().items()}
     parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"
 

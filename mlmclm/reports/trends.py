@@ -71,19 +71,19 @@ def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
 
     A model has none if another would have the same.
     """
-    alike: dict[str, dict[str, Key]] = {}
+    by_objective: dict[str, dict[str, Key]] = {}
     for model in models:
-        alike.setdefault(model.objective, {})[model.name] = (plan_words(model), model.size, budget_words(model))
-    alike.pop("", None)
-    found = {}
-    for objective, keys in alike.items():
+        by_objective.setdefault(model.objective, {})[model.name] = (plan_words(model), model.size, budget_words(model))
+    by_objective.pop("", None)
+    names = {}
+    for objective, keys in by_objective.items():
         named = labels(list(keys.values()))
         one_plan = len({key[0] for key in keys.values()}) == 1
         for name, key in keys.items():
-            more = f"{objective}, {named[key]}" if one_plan else named[key]
-            found[name] = objective if len(keys) == 1 else more
-    times = Counter(found.values())
-    return {name: words for name, words in found.items() if times[words] == 1}
+            label = f"{objective}, {named[key]}" if one_plan else named[key]
+            names[name] = objective if len(keys) == 1 else label
+    times = Counter(names.values())
+    return {name: words for name, words in names.items() if times[words] == 1}
 
 
 def labels(keys: Sequence[Key]) -> dict[Key, str]:
@@ -91,7 +91,7 @@ def labels(keys: Sequence[Key]) -> dict[Key, str]:
     vary = [len({key[place] for key in keys}) > 1 for place in range(len(keys[0]))] if keys else []
     if not any(vary):
         vary = [True] * len(vary)
-    return {key: ", ".join(part for part, own in zip(key, vary, strict=True) if own and part) for key in keys}
+    return {key: ", ".join(part for part, varies in zip(key, vary, strict=True) if varies and part) for key in keys}
 
 
 def trend_figures(
@@ -110,17 +110,17 @@ def trend_figures(
     legend = tuple((named[key], look) for key, look in looks.items())
     figures = []
     for number, (scope, title, subtitle, scores) in enumerate(study.scopes()):
-        own = {key: [(x, model) for x, model in points if model in scores] for key, points in series.items()}
-        own = {key: points for key, points in own.items() if len({x for x, _ in points}) > 1}
-        if not own:
+        drawn = {key: [(x, model) for x, model in points if model in scores] for key, points in series.items()}
+        drawn = {key: points for key, points in drawn.items() if len({x for x, _ in points}) > 1}
+        if not drawn:
             continue
         tasks = [task.name for task in study.tasks] if scope == "mean" else [scope]
         chance = chance_of(study.analysis.chances, tasks)
-        ends = [100 * end for points in own.values() for _, model in points for end in scores[model].values()]
+        ends = [100 * end for points in drawn.values() for _, model in points for end in scores[model].values()]
         chart = Chart(quantity.axis(values), Axis.numbers(with_chance(ends, chance), "score, points"), 210)
         mark_chance(chart, chance)
         data: list[Record] = []
-        for key, points in own.items():
+        for key, points in drawn.items():
             chart.series(looks[key])
             chart.add(Line([(x, 100 * scores[model]["value"]) for x, model in points]))
             for x, model in points:
@@ -128,15 +128,8 @@ def trend_figures(
                 words = lines(model, f"{quantity.title} {quantity.label(x)}", text.estimate(value, low, high))
                 chart.add(Whisker(100 * value, 100 * low, 100 * high, x, words, radius=3, upright=True))
                 data.append(
-                    {
-                        "scope": title,
-                        "series": named[key],
-                        "model": model,
-                        quantity.name: x,
-                        "score": value,
-                        "low": low,
-                        "high": high,
-                    }
+                    {"scope": title, "series": named[key], "model": model, quantity.name: x}
+                    | {"score": value, "low": low, "high": high}
                 )
         alt = f"Line chart: {title}, score against {quantity.title}; the scores are in the tables."
         figures.append(Figure(f"{name}-{number}", title, chart, alt, subtitle, legend, tuple(data)))

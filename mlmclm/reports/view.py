@@ -29,34 +29,34 @@ from mlmclm.seeds import seed_labels
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
     """Return the facts of all models that have or should have results, in the facts' order; those without come last."""
     wanted = {str(name) for name in analysis.coverage["model"]}
-    known = tuple(model for model in facts.models if model.name in wanted)
-    others = sorted(wanted - {model.name for model in known})
-    return known + tuple(ModelFacts(name, "external") for name in others)
+    listed = tuple(model for model in facts.models if model.name in wanted)
+    extra = sorted(wanted - {model.name for model in listed})
+    return listed + tuple(ModelFacts(name, "external") for name in extra)
 
 
 def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...]:
     """Return the facts of all tasks that have or should have results, in the facts' order; those without come last."""
     wanted = {row["task"]: row for row in records(analysis.best)}
     wanted |= {row["task"]: row for row in records(analysis.best) if row["metric"]}
-    known = tuple(task for task in facts.tasks if task.name in wanted)
-    others = sorted(set(wanted) - {task.name for task in known})
-    return known + tuple(TaskFacts(name, name, wanted[name]["family"], wanted[name]["metric"]) for name in others)
+    listed = tuple(task for task in facts.tasks if task.name in wanted)
+    extra = sorted(set(wanted) - {task.name for task in listed})
+    return listed + tuple(TaskFacts(name, name, wanted[name]["family"], wanted[name]["metric"]) for name in extra)
 
 
 def ranked_models(analysis: Analysis, models: Sequence[ModelFacts]) -> tuple[ModelFacts, ...]:
     """Return the models in the order of all tables and figures: from the best mean over tasks on; those without one last."""
     means = {row["model"]: row["mean"] for row in records(analysis.overall) if row["kind"] == "all"}
     # NaN must not take part in comparisons, or the order would be arbitrary.
-    known = [model for model in models if not math.isnan(means.get(model.name, math.nan))]
-    known.sort(key=lambda model: (-means[model.name], model.name))
-    return (*known, *(model for model in models if model not in known))
+    scored = [model for model in models if not math.isnan(means.get(model.name, math.nan))]
+    scored.sort(key=lambda model: (-means[model.name], model.name))
+    return (*scored, *(model for model in models if model not in scored))
 
 
 def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
     """Return the facts with their models, and these models' zero-shot results, in the order of the names."""
     place = {name: number for number, name in enumerate(names)}
     models = sorted(facts.models, key=lambda model: place[model.name])
-    zero_shot = sorted(facts.zero_shot, key=lambda each: place.get(each.model, len(place)))
+    zero_shot = sorted(facts.zero_shot, key=lambda result: place.get(result.model, len(place)))
     return replace(facts, models=tuple(models), zero_shot=tuple(zero_shot))
 
 
@@ -68,7 +68,7 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
     # The facts may have models without results. Styles are assigned to all together, in an order that doesn't depend on
     # scores, so that a model has one look everywhere and keeps it.
     extra = [model for model in facts.models if model not in models]
-    every = styles(
+    looks = styles(
         [model.name for model in (*listed, *extra)],
         analysis.baseline,
         ranked=order,
@@ -77,7 +77,7 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
     facts = _in_order(facts, [*order, *(model.name for model in extra)])
     # Replicates of a model would have its words.
     plain = plain_names([model for model in models if model.name in analysis.groups])
-    return ReportInput(analysis, facts, models, tasks, every, plain)
+    return ReportInput(analysis, facts, models, tasks, looks, plain)
 
 
 def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
@@ -93,23 +93,17 @@ def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
 
 def _sections(study: ReportInput, groups: Mapping[str, Sequence[Figure]]) -> dict[str, list[dict[str, Any]]]:
     """Return the groups of figures by section of the page; a legend that all panels share stands above them once."""
-    found: dict[str, list[dict[str, Any]]] = {section: [] for section in get_args(Section)}
+    sections: dict[str, list[dict[str, Any]]] = {section: [] for section in get_args(Section)}
     for name, figures in groups.items():
         group, legends = FIGURES[name], {figure.legend for figure in figures}
         shared = legends.pop() if len(legends) == 1 else ()
-        shown = [replace(figure, legend=()) for figure in figures] if shared else figures
+        panels = [replace(figure, legend=()) for figure in figures] if shared else figures
         models = tuple(study.looks.items()) if needs_legend(study, name, figures) and not (shared or legends) else ()
-        found[group.section].append(
-            {
-                "name": name,
-                "title": group.title,
-                "note": group.note,
-                "legend": shared,
-                "models": models,
-                "figures": shown,
-            }
+        sections[group.section].append(
+            {"name": name, "title": group.title, "note": group.note}
+            | {"legend": shared, "models": models, "figures": panels}
         )
-    return found
+    return sections
 
 
 def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], statistics: Tables) -> dict[str, Any]:
@@ -126,19 +120,19 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
     groups, without = draw_all(study)
     headline = advised.answer
     verdict = _parts(headline.verdict, order)
-    worded = [each for each in models if each.name in study.labels or (each.name, True) in verdict]
+    worded = [model for model in models if model.name in study.labels or (model.name, True) in verdict]
     return {
         "text": text,
         "facts": facts,
         "headline": headline,
         "verdict": [(study.plain.get(part, part), name) for part, name in verdict],
-        "plain": [(study.plain[each.name], each) for each in worded if each.name in study.plain],
+        "plain": [(study.plain[model.name], model) for model in worded if model.name in study.plain],
         "baseline_sentence": wording.baseline_sentence(analysis),
         "baseline_mark": _baseline_mark(analysis),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
         "noise": " ".join(noise_words.noise_lines(analysis)),
-        "test_set": any(own.folds is not None for own in analysis.effects.values()),
+        "test_set": any(effect.folds is not None for effect in analysis.effects.values()),
         "cautions": cautions(analysis),
         "limits": limits(analysis),
         "tiles": _tiles(analysis, models, tasks),
@@ -194,7 +188,7 @@ def _parts(sentence: str, names: Sequence[str]) -> list[tuple[str, bool]]:
 def _tiles(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[tuple[str, str, str]]:
     grid = analysis.grid
     missing = f", {analysis.missing:,} missing" if analysis.missing else ""
-    added = sum(len(own) * len(grid.seeds) for own in grid.added.values())
+    added = sum(len(rates) * len(grid.seeds) for rates in grid.added.values())
     missing += f", {added:,} added" if added else ""
     axes = f"{text.plural(len(grid.learning_rates), 'rate')} × {text.plural(len(grid.seeds), 'seed')}{missing}"
     tokens = [model.tokens for model in models if model.tokens]
@@ -245,7 +239,7 @@ def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequen
     chosen = {(row["model"], row["task"], row["learning_rate"]) for row in records(analysis.chosen)}
     tables = []
     for task in tasks:
-        rates = sorted({rate for _, own, rate in curves if own == task.name})
+        rates = sorted({rate for _, curve_task, rate in curves if curve_task == task.name})
         rows = []
         for model in models:
             places = [(model.name, task.name, rate) for rate in rates]
@@ -267,15 +261,15 @@ def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
 
 def _components(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> dict[str, Any]:
     """Return the sources of variance that the study has, in words, and a group of rows for each task."""
-    found: dict[str, dict[str, dict[str, Record]]] = {}
+    by_task: dict[str, dict[str, dict[str, Record]]] = {}
     for row in records(analysis.components):
-        found.setdefault(row["task"], {}).setdefault(row["model_family"], {})[row["source"]] = row
+        by_task.setdefault(row["task"], {}).setdefault(row["model_family"], {})[row["source"]] = row
     sources = dict.fromkeys(row["source"] for row in records(analysis.components))
     place = {model.name: number for number, model in enumerate(models)}
     groups = [
-        {"task": task, "rows": sorted(found[task.name].items(), key=lambda each: place.get(each[0], len(place)))}
+        {"task": task, "rows": sorted(by_task[task.name].items(), key=lambda item: place.get(item[0], len(place)))}
         for task in tasks
-        if task.name in found
+        if task.name in by_task
     ]
     return {"sources": {source: wording.source_words(source) for source in sources}, "groups": groups}
 
@@ -286,12 +280,12 @@ def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, 
     return [row | {"reason": wording.claim_reason(row)} for row in rows]
 
 
-def _tested(found: Sequence[ClaimVerdict]) -> dict[str, list[ClaimVerdict]]:
+def _tested(verdicts: Sequence[ClaimVerdict]) -> dict[str, list[ClaimVerdict]]:
     """Return the claims from files that could be tested, and those that could not."""
-    apart: dict[str, list[ClaimVerdict]] = {"found": [], "lacking": []}
-    for each in found:
-        apart["lacking" if each.verdict == "not tested here" else "found"].append(each)
-    return apart if found else {}
+    split: dict[str, list[ClaimVerdict]] = {"found": [], "lacking": []}
+    for verdict in verdicts:
+        split["lacking" if verdict.verdict == "not tested here" else "found"].append(verdict)
+    return split if verdicts else {}
 
 
 def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -70,11 +70,11 @@ def headline(analysis: Analysis) -> Headline:
         return Headline(False, verdict, "The tables below show what there is.")
     best, so_far = ranked[0], " so far" if analysis.missing else ""
     name, unfinished = best["model"], _unfinished(analysis)
-    own = f"{name} scores {_score(best)}"
     if len(ranked) == 1:
-        others = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
-        others += ", so there is nothing to compare."
-        return Headline(False, f"{own} on {scope}{so_far}.", " ".join([others, *unfinished]), (name,))
+        only = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
+        only += ", so there is nothing to compare."
+        verdict = f"{name} scores {_score(best)} on {scope}{so_far}."
+        return Headline(False, verdict, " ".join([only, *unfinished]), (name,))
     rivals = {row["model_b"]: row for row in against(analysis.comparisons, name) if row["kind"] == "all"}
     level = [row for row in ranked[1:] if tied(rivals[row["model"]]["difference"])]
     close = [rivals[row["model"]] for row in ranked[1:] if row not in level]
@@ -93,11 +93,11 @@ def headline(analysis: Analysis) -> Headline:
     top = (name, *(row["model"] for row in level))
     if level:
         verdict = f"Tied on {scope}{so_far}: {text.listing(top, most=3)} score {text.points(best['mean'])}"
-        verdict += ", which is not above chance." if all(_at_chance_everywhere(analysis, each) for each in top) else "."
+        verdict += ", which is not above chance." if all(_at_chance_everywhere(analysis, name) for name in top) else "."
         numbers = f"{_score(best)} and {_score(runner_up)}: a difference of 0.00 points {measured}{corrected}."
     elif name == analysis.baseline:
-        found = "No model is shown to beat" if close else "Nothing beats"
-        verdict = f"{found} the baseline{so_far}: {name} scores highest on {scope}."
+        opening = "No model is shown to beat" if close else "Nothing beats"
+        verdict = f"{opening} the baseline{so_far}: {name} scores highest on {scope}."
     elif _at_chance_everywhere(analysis, name):
         verdict = f"No winner on {scope}{so_far}: {name} scores highest, but {_no_evidence(analysis, name)}."
     elif close:
@@ -151,15 +151,15 @@ def _why_not(analysis: Analysis, model: str, close: Sequence[Record]) -> str:
     if unknown:
         reasons.append(f"its difference to {text.listing(unknown, most=3)} has no interval")
     if chance:
-        why = _no_evidence(analysis, model) or "is not above chance"
-        reasons.append(f"its lead over {text.listing(chance, most=3)} is based on tasks where it {why}")
+        reason = _no_evidence(analysis, model) or "is not above chance"
+        reasons.append(f"its lead over {text.listing(chance, most=3)} is based on tasks where it {reason}")
     return "; ".join(reasons)
 
 
 def _no_interval(analysis: Analysis, row: Record) -> str:
     """Say why a difference has no interval."""
     pair = (row["model_a"], row["model_b"])
-    if any(own["n"] == 1 for own in records(analysis.best) if own["model"] in pair):
+    if any(score["n"] == 1 for score in records(analysis.best) if score["model"] in pair):
         return "no interval: one seed"
     return "no interval: the seeds give equal scores; their noise is not known"
 
@@ -195,14 +195,14 @@ def _score(row: Record) -> str:
 
 
 def _p(value: float) -> str:
-    shown = text.probability(value)
-    return shown if shown.startswith("<") else f"= {shown}"
+    words = text.probability(value)
+    return words if words.startswith("<") else f"= {words}"
 
 
 def baseline_sentence(analysis: Analysis) -> str:
     """Say whether every model beats the baseline, and which isn't shown to; empty without a baseline."""
-    said = _baseline_sentence(analysis)
-    return f"{said} Cells that are not run yet may change this." if said and analysis.missing else said
+    sentence = _baseline_sentence(analysis)
+    return f"{sentence} Cells that are not run yet may change this." if sentence and analysis.missing else sentence
 
 
 def _baseline_sentence(analysis: Analysis) -> str:
@@ -274,9 +274,9 @@ def extended(analysis: Analysis) -> str:
     added = analysis.grid.added
     if not added:
         return ""
-    rates = ", ".join(map(rate_text, sorted({rate for own in added.values() for rate in own})))
+    rates = ", ".join(map(rate_text, sorted({rate for listed in added.values() for rate in listed})))
     tasks = text.listing(sorted({task for _, task, _ in added}))
-    cells = sum(len(own) * len(analysis.grid.seeds) for own in added.values())
+    cells = sum(len(listed) * len(analysis.grid.seeds) for listed in added.values())
     return f"Where the best rate of a model was the lowest or the highest, the next one was added ({rates}; {cells:,} runs on {tasks})."
 
 

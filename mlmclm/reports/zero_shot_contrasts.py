@@ -29,28 +29,28 @@ def zero_shot_contrast(
         known: the results by (model, task).
     """
     effects = {}
-    for task, own in model_weights(parts).items():
-        difference = _sum([(weight, known[model, task]) for model, weight in own.items()], metric)
+    for task, weights in model_weights(parts).items():
+        difference = _sum([(weight, known[model, task]) for model, weight in weights.items()], metric)
         effects["", task] = Effect(difference, difference, np.ones(1), 0.0)
     return weighted_sum(effects, {task: {"": 1.0} for _, task in effects}, confidence).whole
 
 
 def _sum(models: Sequence[tuple[float, ZeroShotFacts]], metric: str | None) -> Estimate:
-    entries = [(weight, each, each.entry(metric or each.main)) for weight, each in models]
+    entries = [(weight, result, result.entry(metric or result.main)) for weight, result in models]
     scores = [entry.get("score") for _, _, entry in entries]
     if any(score is None for score in scores):
         return estimate(NAN, NAN, NAN)
     value = math.fsum(
         weight * float(score) for (weight, _, _), score in zip(entries, scores, strict=True) if score is not None
     )
-    lengths = {len(each.values) for _, each, _ in entries}
-    paired = len(lengths) == 1 and min(lengths) > 1 and metric in (None, *(each.main for _, each, _ in entries))
+    lengths = {len(result.values) for _, result, _ in entries}
+    paired = len(lengths) == 1 and min(lengths) > 1 and metric in (None, *(result.main for _, result, _ in entries))
     # A score that isn't the mean of its examples' values, such as a perplexity, is not paired.
     if paired and all(
-        math.isclose(fmean(each.values), float(score or 0), abs_tol=1e-9)
-        for (_, each, _), score in zip(entries, scores, strict=True)
+        math.isclose(fmean(result.values), float(score or 0), abs_tol=1e-9)
+        for (_, result, _), score in zip(entries, scores, strict=True)
     ):
-        return student(np.sum([weight * np.asarray(each.values) for weight, each, _ in entries], axis=0).tolist())
+        return student(np.sum([weight * np.asarray(result.values) for weight, result, _ in entries], axis=0).tolist())
     reach, shares, count = 2 * NormalDist().inv_cdf(0.975), [], math.inf
     for weight, _, entry in entries:
         low, high = entry.get("low"), entry.get("high")

@@ -23,13 +23,13 @@ class BaselineGains(FigureGroup):
         panels = [("all", "all tasks", "Mean over tasks", "")] if len(study.tasks) > 1 else []
         panels += [("task", task.name, task.name, subtitle_of(task)) for task in study.tasks]
         for number, (kind, scope, title, subtitle) in enumerate(panels):
-            own = {row["model_b"]: row for row in rows if row["kind"] == kind and row["scope"] == scope}
-            shown = [model for model in study.looks if model in own and not math.isnan(own[model]["difference"])]
-            if not shown:
+            gaps = {row["model_b"]: row for row in rows if row["kind"] == kind and row["scope"] == scope}
+            scored = [model for model in study.looks if model in gaps and not math.isnan(gaps[model]["difference"])]
+            if not scored:
                 continue
             # The comparison is "baseline minus model"; flip it to the model's gain.
             ends = {"value": "difference", "low": "high", "high": "low"}
-            gains = {model: {end: -own[model][part] for end, part in ends.items()} for model in shown}
+            gains = {model: {end: -gaps[model][part] for end, part in ends.items()} for model in scored}
             chart = whisker_chart(gains, study.looks, "points over the baseline", sign=True)
             alt = f"Dot chart: gain over the baseline, {title}; the same numbers are in the table below."
             data = tuple({"model": model, "scope": scope, **row} for model, row in gains.items())

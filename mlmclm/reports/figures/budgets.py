@@ -50,19 +50,19 @@ class Budgets(FigureGroup):
 def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, str]]], unit: str) -> str:
     """Say at which budget CLM and each masked objective cross on the mean over tasks, by size."""
     causal = {model.name: [phase.causal for phase in model.phases] for model in study.listed}
-    found = []
+    sentences = []
     for (size, plan, run), points in series.items():
         if not all(causal[model] == [False] for _, model in points):
             continue
-        for (other, objective, rival), rivals in series.items():
-            theirs = {x: model for x, model in rivals if (other, rival) == (size, run) and causal[model] == [True]}
+        for (size_b, objective, run_b), points_b in series.items():
+            model_at = {x: model for x, model in points_b if (size_b, run_b) == (size, run) and causal[model] == [True]}
             rows = []
             for x, model in points:
-                gaps = against(study.analysis.comparisons, theirs[x]) if x in theirs else []
-                own = (row for row in gaps if row["kind"] == "all" and row["model_b"] == model)
-                rows += [(x, row["difference"], row["low"], row["high"]) for row in own]
+                gaps = against(study.analysis.comparisons, model_at[x]) if x in model_at else []
+                overall = (row for row in gaps if row["kind"] == "all" and row["model_b"] == model)
+                rows += [(x, row["difference"], row["low"], row["high"]) for row in overall]
             place = crossing(rows)
             if place is not None:
                 within = f" within a {run}" if run else ""
-                found.append(f"{size}: {objective} and {plan} cross at {place} {unit}{within}.")
-    return " ".join(found)
+                sentences.append(f"{size}: {objective} and {plan} cross at {place} {unit}{within}.")
+    return " ".join(sentences)

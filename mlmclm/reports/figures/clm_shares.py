@@ -32,10 +32,10 @@ class ClmShares(FigureGroup):
                 decay = "with a decay between" if first.decayed else ""
                 points.setdefault((*budget, last.objective.upper(), decay), []).append((share, model.name))
         series: dict[Key, list[tuple[float, str]]] = {}
-        for key, own in points.items():
-            mixed = [point for point in own if point[0] > 0]
+        for key, shares in points.items():
+            mixed = [point for point in shares if point[0] > 0]
             if mixed:
                 # Models of one objective have no decay between two, so they end every series.
-                alone = [] if not key[-1] else points.get((*key[:-1], ""), [])
-                series[key] = [*own, *(point for point in alone if point[0] == 0), *causal.get(key[:2], [])]
+                single = [] if not key[-1] else points.get((*key[:-1], ""), [])
+                series[key] = [*shares, *(point for point in single if point[0] == 0), *causal.get(key[:2], [])]
         return trend_figures(study, self.name, Quantity("clm_percent", "share of CLM, %", "{:.3g}".format), series)

@@ -19,10 +19,10 @@ class ContinuedPretraining(FigureGroup):
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
         seen = {model.name: model for model in study.facts.models}
-        found = [(model, model.continued) for model in study.listed if model.continued is not None]
-        by_tokens = all(model.tokens and since.base in seen for model, since in found)
+        continued = [(model, model.continued) for model in study.listed if model.continued is not None]
+        by_tokens = all(model.tokens and since.base in seen for model, since in continued)
         series: dict[Key, list[tuple[float, str]]] = {}
-        for model, since in found:
+        for model, since in continued:
             before = seen[since.base].tokens if since.base in seen else None
             x = (model.tokens or 0) - (before or 0) if by_tokens else since.steps
             budget = plural((model.steps or 0) - since.steps, "step")

@@ -42,21 +42,21 @@ class ConvertedModels(FigureGroup):
         }
         figures = []
         for number, (scope, title, subtitle, _) in enumerate(study.scopes()):
-            own: dict[str, Record] = {
+            rows: dict[str, Record] = {
                 model: {"value": row["difference"], "low": row["low"], "high": row["high"]}
                 for (kind, name, model), row in gains.items()
                 if (kind == "all" if scope == "mean" else (kind, name) == ("task", scope))
             }
-            if not own:
+            if not rows:
                 continue
-            named = {model: native for model in own if (native := natives[model]) is not None}
+            named = {model: native for model in rows if (native := natives[model]) is not None}
             words = {model: f"native: {native.name}, {budget_words(native)}" for model, native in named.items()}
-            chart = whisker_chart(own, study.looks, "points over the native model", sign=True, beneath=words)
+            chart = whisker_chart(rows, study.looks, "points over the native model", sign=True, beneath=words)
             alt = f"Dot chart: {title}, gain of converted models over native ones; the comparisons are in comparisons.csv."
             data = tuple(
                 {"scope": title, "model": model, "native": named[model].name, "difference": row["value"]}
                 | {"low": row["low"], "high": row["high"]}
-                for model, row in own.items()
+                for model, row in rows.items()
             )
             figures.append(Figure(f"{self.name}-{number}", title, chart, alt, subtitle, data=data))
         return figures
@@ -69,18 +69,18 @@ def native_of(model: ModelFacts, models: Sequence[ModelFacts]) -> ModelFacts | N
     that the comparison is fair.
     """
 
-    def order(other: ModelFacts) -> tuple[float, bool, bool, str]:
-        ends = [(end.objective, end.hidden_share) for each in (model, other) for end in each.phases[-1:]]
+    def order(native: ModelFacts) -> tuple[float, bool, bool, str]:
+        ends = [(end.objective, end.hidden_share) for side in (model, native) for end in side.phases[-1:]]
         objectives, shares = ({end[place] for end in ends} for place in (0, 1))
-        return _apart(model, other), len(objectives) > 1, len(shares) > 1, other.name
+        return _apart(model, native), len(objectives) > 1, len(shares) > 1, native.name
 
     way = NATIVE.get(model.made)
-    found = [each for each in models if way and each.made == way and each.size == model.size]
-    return min((each for each in found if _apart(model, each) <= NEAR), key=order, default=None)
+    natives = [native for native in models if way and native.made == way and native.size == model.size]
+    return min((native for native in natives if _apart(model, native) <= NEAR), key=order, default=None)
 
 
 def _apart(model: ModelFacts, other: ModelFacts) -> float:
     """Return the factor by which two lengths of pretraining differ: in tokens, or in steps where these are not known."""
     by_tokens = model.tokens and other.tokens
-    ours, theirs = (each.tokens if by_tokens else each.steps for each in (model, other))
-    return max(ours, theirs) / min(ours, theirs) if ours and theirs else math.inf
+    length, other_length = (side.tokens if by_tokens else side.steps for side in (model, other))
+    return max(length, other_length) / min(length, other_length) if length and other_length else math.inf

@@ -38,16 +38,8 @@ class FamilyScores(FigureGroup):
                     chart.series(study.looks[model])
                     words = lines(model, objective, text.estimate(value, low, high))
                     chart.add(Whisker(100 * value, 100 * low, 100 * high, at, words, radius=3.5))
-                    data.append(
-                        {
-                            "family": family,
-                            "objective": objective,
-                            "model": model,
-                            "score": value,
-                            "low": low,
-                            "high": high,
-                        }
-                    )
+                    names = {"family": family, "objective": objective, "model": model}
+                    data.append(names | {"score": value, "low": low, "high": high})
             title = text.family(family)
             alt = f"Dot chart: {title}, score of each model by its objective; the scores are in the tables."
             figures.append(Figure(f"family-{number}", title, chart, alt, data=tuple(data)))
@@ -57,8 +49,8 @@ class FamilyScores(FigureGroup):
 def _rows(models: Mapping[str, Sequence[str]]) -> tuple[Axis, dict[str, int]]:
     """Return an axis of lanes from top to bottom, with the objectives at their middles, and the first lane of each."""
     ticks, firsts, start = list[tuple[float, str]](), dict[str, int](), 0
-    for objective, own in models.items():
+    for objective, names in models.items():
         firsts[objective] = start + GAP
-        ticks.append((start + GAP + (len(own) - 1) / 2, objective))
-        start += GAP + len(own)
+        ticks.append((start + GAP + (len(names) - 1) / 2, objective))
+        start += GAP + len(names)
     return Axis(start, 0, ticks, rows=True), firsts

@@ -41,8 +41,8 @@ class LevelRates(FigureGroup):
         bands, picked = known_rows(records(study.analysis.stability), "level_low"), records(study.analysis.chosen)
         rates = study.analysis.grid.learning_rates
         for number, task in enumerate(study.tasks):
-            own = {row["model"]: row for row in bands if row["task"] == task.name}
-            rows = [own[model] for model in study.looks if model in own]
+            by_model = {row["model"]: row for row in bands if row["task"] == task.name}
+            rows = [by_model[model] for model in study.looks if model in by_model]
             if not rows:
                 continue
             height = row_height(len(rows))
@@ -52,7 +52,7 @@ class LevelRates(FigureGroup):
             for place, row in enumerate(rows):
                 model, low, high = row["model"], row["level_low"], row["level_high"]
                 chosen = sorted(
-                    {each["learning_rate"] for each in picked if (each["model"], each["task"]) == (model, task.name)}
+                    {cell["learning_rate"] for cell in picked if (cell["model"], cell["task"]) == (model, task.name)}
                 )
                 band = f"{rate_text(low)} to {rate_text(high)}: {text.percent(row['share_level'])} of the rates"
                 words = lines(model, f"chosen: {', '.join(map(rate_text, chosen))}", f"level with the best: {band}")
@@ -60,14 +60,8 @@ class LevelRates(FigureGroup):
                 chart.add(Stripe(low / REACH, high * REACH, place, height * BAR_SHARE, words, kind="pale"))
                 chart.add(*(Dot(rate, place, words, radius=4) for rate in chosen))
                 data.append(
-                    {
-                        "model": model,
-                        "task": task.name,
-                        "level_low": low,
-                        "level_high": high,
-                        "share_level": row["share_level"],
-                    }
-                    | {"chosen": " ".join(map(rate_text, chosen))}
+                    {"model": model, "task": task.name, "level_low": low, "level_high": high}
+                    | {"share_level": row["share_level"], "chosen": " ".join(map(rate_text, chosen))}
                 )
             alt = f"Bars: {task.name}, the learning rates of each model that are level with its best; the numbers are in the table."
             figures.append(Figure(f"level-{number}", task.name, chart, alt, subtitle_of(task), data=tuple(data)))

@@ -22,11 +22,11 @@ class OverallMeans(FigureGroup):
             return []
         ends = {row["model"]: {"value": row["mean"], "low": row["low"], "high": row["high"]} for row in rows}
         chance = rows[0]["chance"]
-        what = "mean over tasks" if len(study.tasks) > 1 else f"score on {study.tasks[0].name}"
-        chart = whisker_chart(ends, study.looks, f"{what}, points", chance=chance, labels=study.labels)
-        alt = f"Dot chart: {what} of each model with its interval; the same numbers are in the table below."
+        label = "mean over tasks" if len(study.tasks) > 1 else f"score on {study.tasks[0].name}"
+        chart = whisker_chart(ends, study.looks, f"{label}, points", chance=chance, labels=study.labels)
+        alt = f"Dot chart: {label} of each model with its interval; the same numbers are in the table below."
         data = [
             parts_of(row, "model", "mean", "low", "high") | ({} if math.isnan(chance) else {"chance": chance})
             for row in rows
         ]
-        return [Figure("overall", what[0].upper() + what[1:], chart, alt, data=tuple(data))]
+        return [Figure("overall", label[0].upper() + label[1:], chart, alt, data=tuple(data))]

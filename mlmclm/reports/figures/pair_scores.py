@@ -23,7 +23,7 @@ class PairScores(FigureGroup):
                 continue
             legend = tuple(zip(pair.models, map(Style, HUES), strict=False))
             ends = [
-                100 * end for row in rows for each in row.scores.values() for end in (each.value, each.low, each.high)
+                100 * end for row in rows for cell in row.scores.values() for end in (cell.value, cell.low, cell.high)
             ]
             names = Axis.names([row.task for row in rows])
             chart = Chart(Axis.numbers(ends, "score, points"), names, (14 + 12 * len(legend)) * len(rows))
@@ -38,14 +38,8 @@ class PairScores(FigureGroup):
                         words = f"{pair.models[way]}\n{way}\n{row.task} ({row.kind}): {score} {score.interval}".rstrip()
                         chart.add(Whisker(100 * score.value, 100 * score.low, 100 * score.high, at, words, radius=3.5))
                         data.append(
-                            {
-                                "size": pair.size,
-                                "task": row.task,
-                                "kind": row.kind,
-                                "made": way,
-                                "model": pair.models[way],
-                            }
-                            | {"score": score.value, "low": score.low, "high": score.high}
+                            {"size": pair.size, "task": row.task, "kind": row.kind, "made": way}
+                            | {"model": pair.models[way], "score": score.value, "low": score.low, "high": score.high}
                         )
             alt = "Dot chart: scores by task of the models of one size, by how they were made; the numbers are in the table."
             drawn.append(

@@ -17,23 +17,23 @@ class PronounShares(FigureGroup):
     section = "zero-shot"
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
-        known = [each for each in study.facts.zero_shot if all(name in each.metrics for name in PRONOUNS)]
-        if not known:
+        results = [result for result in study.facts.zero_shot if all(name in result.metrics for name in PRONOUNS)]
+        if not results:
             return []
         legend = tuple(zip(PRONOUNS, map(Style, (HUES[0], BASELINE, HUES[1])), strict=True))
         shares = Axis(0, 100, [(tick, str(tick)) for tick in range(0, 101, 20)], "share of answers, %")
-        height = row_height(len(known))
-        chart = Chart(shares, Axis.names([each.model for each in known]), height * len(known))
-        starts, data = [0.0] * len(known), []
+        height = row_height(len(results))
+        chart = Chart(shares, Axis.names([result.model for result in results]), height * len(results))
+        starts, data = [0.0] * len(results), []
         for name, style in legend:
             chart.series(style)
-            for row, each in enumerate(known):
-                share = 100 * Score.of(name, each.entry(name)).value
+            for row, result in enumerate(results):
+                share = 100 * Score.of(name, result.entry(name)).value
                 if not math.isnan(share):
-                    words = f"{each.model}\n{name}: {share:.1f} %"
+                    words = f"{result.model}\n{name}: {share:.1f} %"
                     chart.add(Stripe(starts[row], starts[row] + share, row, height * 0.7, words))
                     starts[row] += share
-                    data.append({"model": each.model, "pronoun": name, "share": share / 100})
+                    data.append({"model": result.model, "pronoun": name, "share": share / 100})
         alt = "Stacked bars: the share of masculine, neutral and feminine pronouns that each model takes."
         title = "Which pronoun do the models take?"
         return [Figure("pronouns", title, chart, alt, legend=legend, data=tuple(data))]

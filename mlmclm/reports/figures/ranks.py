@@ -27,11 +27,11 @@ class Ranks(FigureGroup):
         names = Axis.names([row["model"] for row in rows])
         chart = Chart(Axis.numbers([1, len(rows)], "rank, 1 is best"), names, row_height(len(rows)) * len(rows))
         for place, row in enumerate(rows):
-            said = lines(
+            words = lines(
                 row["model"], f"rank {row['rank']}, from {row['rank_low']} to {row['rank_high']} of {len(rows)}"
             )
             chart.series(study.looks[row["model"]])
-            chart.add(Whisker(row["rank"], row["rank_low"], row["rank_high"], place, said))
+            chart.add(Whisker(row["rank"], row["rank_low"], row["rank_high"], place, words))
         alt = "Dot chart: rank of each model with the ranks that it may have; the numbers are in ranks.csv."
         data = tuple(parts_of(row, "model", "tasks", "mean", "rank", "rank_low", "rank_high") for row in rows)
         return [Figure("ranks", "Ranks", chart, alt, "", data=data)]

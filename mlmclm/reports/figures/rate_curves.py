@@ -41,18 +41,18 @@ class RateCurves(FigureGroup):
             rows = [row for row in curves if row["task"] == task.name]
             if not rows:
                 continue
-            known = known_rows(rows, "test_mean")
-            seen = [100 * row[part] for row in known for part in ("test_mean", "test_low", "test_high")]
+            scored = known_rows(rows, "test_mean")
+            seen = [100 * row[part] for row in scored for part in ("test_mean", "test_low", "test_high")]
             metric, level = text.metric(task.metric), study.analysis.chances.get(task.name)
             chance = math.nan if level is None else level.score
             axis = Axis.numbers(with_chance(seen, chance), f"{metric}, points")
             chart = Chart(rate_axis(sorted({row["learning_rate"] for row in rows})), axis, 210)
             mark_chance(chart, chance)
-            floor = min((row["test_mean"] for row in known), default=0.0)
+            floor = min((row["test_mean"] for row in scored), default=0.0)
             chosen = {(row["model"], row["learning_rate"]) for row in picked if row["task"] == task.name}
             for model, look in back_to_front(study.looks):
-                own = [row for row in rows if row["model"] == model]
-                _curve(chart, model, look, own, floor, {rate for name, rate in chosen if name == model})
+                model_rows = [row for row in rows if row["model"] == model]
+                _curve(chart, model, look, model_rows, floor, {rate for name, rate in chosen if name == model})
             data = [
                 parts_of(row, "model", "task", "learning_rate", "test_mean", "test_low", "test_high", "n", "diverged")
                 | {"chosen": (row["model"], row["learning_rate"]) in chosen}
@@ -69,12 +69,12 @@ def points_of(rows: Sequence[Record], column: str) -> list[Point]:
 
 
 def _curve(chart: Chart, model: str, look: Style, rows: Sequence[Record], floor: float, chosen: set[float]) -> None:
-    known, band = known_rows(rows, "test_mean"), known_rows(rows, "test_low")
+    scored, band = known_rows(rows, "test_mean"), known_rows(rows, "test_low")
     chart.series(look)
     if len(band) > 1:
         chart.add(Band(points_of(band, "test_high"), points_of(band, "test_low")))
-    chart.add(Line(points_of(known, "test_mean")))
-    for row, (rate, score) in zip(known, points_of(known, "test_mean"), strict=True):
+    chart.add(Line(points_of(scored, "test_mean")))
+    for row, (rate, score) in zip(scored, points_of(scored, "test_mean"), strict=True):
         seeds = text.plural(row["n"], "seed") + (f", {row['diverged']} diverged" if row["diverged"] else "")
         estimate = text.estimate(row["test_mean"], row["test_low"], row["test_high"])
         chart.add(Dot(rate, score, lines(model, f"learning rate {rate_text(rate)}", estimate, seeds)))

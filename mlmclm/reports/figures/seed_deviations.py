@@ -37,10 +37,10 @@ class SeedDeviations(FigureGroup):
             axis = Axis.numbers([100 * row["test_sd"] for row in rows], "sd over seeds, points", zero=True)
             chart = Chart(rate_axis(sorted({row["learning_rate"] for row in rows})), axis, 170)
             for model, look in back_to_front(study.looks):
-                own = [(row["learning_rate"], 100 * row["test_sd"], row["n"]) for row in rows if row["model"] == model]
+                line = [(row["learning_rate"], 100 * row["test_sd"], row["n"]) for row in rows if row["model"] == model]
                 chart.series(look)
-                chart.add(Line([(rate, deviation) for rate, deviation, _ in own]))
-                for rate, deviation, seeds in own:
+                chart.add(Line([(rate, deviation) for rate, deviation, _ in line]))
+                for rate, deviation, seeds in line:
                     words = f"deviation {deviation:.2f} over {seeds} seeds"
                     chart.add(Dot(rate, deviation, lines(model, f"learning rate {rate_text(rate)}", words)))
             data = tuple(parts_of(row, "model", "task", "learning_rate", "test_sd", "n") for row in rows)
