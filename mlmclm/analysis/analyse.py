@@ -173,15 +173,15 @@ def analyse(
     if cells.empty:
         raise UserError("there is no result to analyse yet: run the sweep first.")
     # Results outside the requested grid are compared too.
-    seen = observed_grid(cells)
-    asked = grid or seen
-    models = sorted({*asked.models, *seen.models})
+    observed = observed_grid(cells)
+    requested = grid or observed
+    models = sorted({*requested.models, *observed.models})
     if baseline is not None and baseline not in models:
         raise unknown("baseline model", baseline, models)
     by_pair = cells_by_pair(cells)
-    coverage = coverage_table(by_pair, asked)
+    coverage = coverage_table(by_pair, requested)
     # A setting is chosen with its rate, so intervals are about the choice among all of them.
-    choices = with_settings(by_pair, asked)
+    choices = with_settings(by_pair, requested)
     choice_runs, choice_fits = _fitted(choices, chances)
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
     masks = {pair: best_setting(model_runs, chosen_rule) for pair, model_runs in choice_runs.items()}
@@ -210,7 +210,7 @@ def analyse(
         pairs,
         runs,
         picked,
-        asked,
+        requested,
         rule=chosen_rule,
         effects=run_effects,
         ranges=ranges,
@@ -228,7 +228,7 @@ def analyse(
         if row["above_chance"] == "no"
     }
     # A task without any result has no known family yet.
-    families = dict.fromkeys(asked.tasks, "") | {task: group[0]["family"] for (_, task), group in by_pair.items()}
+    families = dict.fromkeys(requested.tasks, "") | {task: group[0]["family"] for (_, task), group in by_pair.items()}
     return Analysis(
         cells=cells,
         coverage=coverage,
@@ -244,7 +244,7 @@ def analyse(
         groups=groups,
         chances=chances,
         ranges=ranges,
-        grid=asked,
+        grid=requested,
         baseline=baseline,
         rule=chosen_rule,
         confidence=confidence,

@@ -195,7 +195,7 @@ class SourcedClaim(NamedTuple):
 
     @property
     def cited(self) -> str:
-        """Where the claim is from."""
+        """The source of the claim, with the place in it."""
         return ", ".join(filter(None, (self.source, self.claim.where)))
 
     @property

@@ -107,7 +107,7 @@ def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
     ]
     squares = np.asarray([[float((values**2).sum()) for values in by_rate] for by_rate in residuals])
     observed = _variance_between(means[..., None], squares[..., None], counts)
-    # A residual of n runs has less than the whole noise, and that of one has none.
+    # Residuals around the mean of n runs vary less than the runs, and that of a single run is 0.
     scaled = [
         np.concatenate(
             [

@@ -110,7 +110,7 @@ def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float
 
 def _within(p_all: float, p_rest: Sequence[float]) -> tuple[float, list[float]]:
     """Adjust the p values of one pair, which has all of the error."""
-    untested = sorted((p, place) for place, p in enumerate(p_rest) if not math.isnan(p))
+    untested = sorted((p, index) for index, p in enumerate(p_rest) if not math.isnan(p))
     adjusted, adjusted_all, running = [NAN] * len(p_rest), NAN, 0.0
     is_open = not math.isnan(p_all)
     while untested or is_open:

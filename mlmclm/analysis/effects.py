@@ -126,11 +126,11 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
         return Effect(delivered, delivered, taken, 0.0, folds, fit.pooled)
     means = fit.likely
     validation, test = fit.simulate(means, studies, np.random.default_rng(0))
-    places, counts = choose(validation, test, fit.present, rule, runs.settings)
-    at = np.take_along_axis(test, places[:, None], axis=1)[:, 0]
-    scores, targets = (np.where(counts, draw, 0.0).sum(axis=1) / counts.sum(axis=-1) for draw in (at, means[1][places]))
-    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), places.shape)
-    chosen = np.bincount(places.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
+    picks, counts = choose(validation, test, fit.present, rule, runs.settings)
+    at = np.take_along_axis(test, picks[:, None], axis=1)[:, 0]
+    scores, targets = (np.where(counts, draw, 0.0).sum(axis=1) / counts.sum(axis=-1) for draw in (at, means[1][picks]))
+    weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), picks.shape)
+    chosen = np.bincount(picks.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
     # Rates may be unequally noisy: the noise is that of those that were taken, around what the choice varies by.
     between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
     picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)

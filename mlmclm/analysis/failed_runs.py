@@ -1,4 +1,4 @@
-"""Runs that failed, told from runs that are noisy.
+"""Failed runs, as opposed to noisy ones.
 
 A run failed if it isn't above the chance level where most runs are, or if it is below a gap: its distance to the best run at its
 rate is at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Some rates are noisier than others, and a run
@@ -6,7 +6,7 @@ far below the best is no failed one there. So the spread is that of the rate: at
 the largest that the runs of all models at it allow, up to `NOISIEST` times the spread over all rates.
 
 A rate that is too high loses all its runs. That says nothing about how often a run fails at the other rates, so such rates are
-told from those that lose a share of them (`_hopeless`).
+kept apart from those that lose a share of them (`_hopeless`).
 
 Scores are those of runs that learn, and how often runs fail is compared by itself (`statistics.failure_counts`).
 """

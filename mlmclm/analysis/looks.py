@@ -1,9 +1,9 @@
 """Looking at one difference again and again as seeds are added, with at most 5 % of errors over all looks together.
 
-A t test after each few seeds errs in 13 to 22 % of studies of equal models. So the error is spent little by little, as O'Brien and
-Fleming's bounds do (Lan and DeMets 1983): hardly any of it on few seeds, nearly all of it at the last number. When to look need not be
-known before, but the last number must. The bounds hold for Student's t, whose variance is estimated anew at each look: they are
-calibrated on simulated studies of two equal models.
+A t test after every few seeds errs in 13 to 22 % of studies of equal models. So the error is spent little by little, as O'Brien and
+Fleming's bounds do (Lan and DeMets 1983): hardly any of it on few seeds, nearly all of it at the last number. The looks need not be
+planned, but the last number of seeds must be. The bounds hold for Student's t, whose variance is estimated anew at each look: they
+are calibrated on simulated studies of two equal models.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[fl
         p = 2 * special.stdtr(freedom, -np.abs(ratio))
         budget, done = spent(number, most, level) - done, spent(number, most, level)
         # The first look's p value is uniform, and later ones' are among the studies that go on.
-        limit = float(np.partition(p[going], place)[place]) if (place := int(budget * PATHS)) and limits else budget
+        limit = float(np.partition(p[going], index)[index]) if (index := int(budget * PATHS)) and limits else budget
         limits.append(limit)
         going &= p >= limit
     return tuple(limits)

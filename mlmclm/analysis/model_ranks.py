@@ -66,7 +66,7 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
         models: their names, in the order of the tasks' scores.
     """
     means = np.asarray([[scores.mean() for scores in task.scores] for task in tasks])  # [T, M]
-    order = sorted(range(len(models)), key=lambda place: (-means[:, place].mean(), models[place]))
+    order = sorted(range(len(models)), key=lambda index: (-means[:, index].mean(), models[index]))
     examples = [_of_examples(task) for task in tasks]
     seeds = [_of_seeds(task) for task in tasks]
     gaps = []
@@ -83,10 +83,10 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
         RankedPair(models[one], models[other], gap, p) for (one, other, gap), p in zip(gaps, corrected, strict=True)
     )
     clear = {(pair.first, pair.second) for pair in pairs if pair.p_holm < 1 - confidence}
-    names = [models[place] for place in order]
+    names = [models[index] for index in order]
     ranked = tuple(
-        RankedModel(model, float(means[:, place].mean()), *rank_range(model, len(names), clear))
-        for place, model in zip(order, names, strict=True)
+        RankedModel(model, float(means[:, index].mean()), *rank_range(model, len(names), clear))
+        for index, model in zip(order, names, strict=True)
     )
     return RankedModels(ranked, pairs, tuple(map(tuple, level_runs(names, clear))))
 

@@ -154,8 +154,8 @@ def planned_effects(
         freedom = (rates * len(models) if task_noise.freedom is None else task_noise.freedom) * (seeds - 1)
         score = estimate(0.0, task_noise.seeds / math.sqrt(seeds) if seeds > 1 else NAN, freedom)
         moved = task_noise.test_set * math.sqrt(count / (2 * (count - 1)))
-        for place, model in enumerate(models):
-            folds = moved * np.eye(1, count, place)[0] if moved else None
+        for index, model in enumerate(models):
+            folds = moved * np.eye(1, count, index)[0] if moved else None
             pooled = task_noise.freedom is None
             effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, pooled, alike=task_noise.alike)
     return effects

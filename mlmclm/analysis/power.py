@@ -111,7 +111,7 @@ def runs_or_obstacle(value: float, contrast: Contrast, now: float, level: float)
 def _rounds(
     value: float, contrast: Contrast, shares: Callable[[float], Shares], level: float, power: float
 ) -> int | Obstacle:
-    """Return how many seeds or runs find a value, given the variances, apart from the test sets', of a number of them."""
+    """Return how many seeds or runs find a value; `shares` gives the variances, without the test sets', for a number of them."""
     if math.isnan(contrast.whole.error) or not math.fsum(size for size, _ in (*contrast.seeds, *contrast.runs)):
         return "noise"
 
@@ -145,7 +145,7 @@ def examples_for(value: float, contrast: Contrast, level: float) -> float:
 
 
 def _more(shares: Shares, number: float, now: float) -> Shares:
-    """Return the variances of `now` rounds, which fall with their number, for another number of them."""
+    """Return the variances for another number of seeds or runs, given those for `now` of them; they fall with the number."""
     if math.isinf(number):
         return []
     rounds = (number - 1) / max(1, now - 1)

@@ -180,15 +180,15 @@ def coverage_table(pairs: Pairs, grid: Grid) -> pd.DataFrame:
     for model, task in all_pairs(pairs, grid):
         group = pairs.get((model, task), [])
         points = grid.settings_of(task) if model in grid.models and task in grid.tasks else ()
-        asked = {
+        requested = {
             (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
         }
-        absent = asked - {place_of(cell)[2:] for cell in group}
+        absent = requested - {place_of(cell)[2:] for cell in group}
         rows.append(
             {
                 "model": model,
                 "task": task,
-                "expected": len(asked),
+                "expected": len(requested),
                 "present": len(group),
                 "scored": sum(map(scored, group)),
                 "diverged": sum(cell["status"] == "diverged" for cell in group),

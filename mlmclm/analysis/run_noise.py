@@ -72,8 +72,8 @@ class SumNoise(NamedTuple):
 def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     """Return the noise of a weighted sum of a model's means over its runs.
 
-    Few runs can agree by accident, so the variance is never below what their seeds are known to add. That it is no larger is based on
-    the few runs, so the degrees of freedom are theirs. A model of one run may be noisier than those that it borrows from, so its
+    Few runs can agree by accident, so the variance is never below what their seeds are known to add. Only these few runs show that it
+    is no larger, so the degrees of freedom are theirs. A model of one run may be noisier than those that it borrows from, so its
     variance is never below the sum of what pretraining adds to theirs and of what its own seeds add.
 
     Args:

@@ -51,7 +51,7 @@ class Fit:
 
     @property
     def scored(self) -> Array:
-        """Whether each rate has such runs, [R]."""
+        """Whether each rate has any `present` run, [R]."""
         return np.asarray(self.present.any(axis=1))
 
     @property
@@ -60,7 +60,7 @@ class Fit:
         return self.freedom > 0
 
     def at(self, keep: Array) -> Fit:
-        """Return the fit at some of the learning rates, given which, [R]."""
+        """Return the fit at some of the learning rates, given by a mask, [R]."""
         return replace(
             self,
             present=self.present[keep],
@@ -70,7 +70,7 @@ class Fit:
         )
 
     def between(self, keep: Array) -> tuple[float, float]:
-        """Return the variance of the mean test scores at some rates, given which, and the part that the seeds' noise adds."""
+        """Return the variance between the mean test scores of some rates, given by a mask, and the part that seeds' noise adds."""
         # The noise that a seed's runs share moves all means alike.
         noise = (1 - self.shared) * (self.deviations[1, keep] ** 2 / self.present.sum(axis=1)[keep]).mean()
         return float(self.means[1, keep].var(ddof=1)), float(noise)
@@ -122,11 +122,11 @@ def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
     shared = sum(value * pairs for value, pairs in correlations) / weight if weight else 0.0
     shared = min(max(0.0, shared), MOST_SHARED)
     fits: list[dict[str, Fit]] = []
-    for models, task_moments, places, task in zip(tasks, moments, rates, splits, strict=True):
+    for models, task_moments, task_rates, task in zip(tasks, moments, rates, splits, strict=True):
         variances = [pooled(*split) for split in zip(task, unlike, strict=True)]
         fits.append({})
         for row, (name, runs) in enumerate(models.items()):
-            at = row, [places.index(rate) for rate in runs.rates]
+            at = row, [task_rates.index(rate) for rate in runs.rates]
             placed = [Variances(split.values[at], split.freedom[at]) for split in variances]
             fits[-1][name] = _fit(runs, task_moments[name], placed, shared, pooled=not unlike[1].models)
     return fits

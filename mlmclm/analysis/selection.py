@@ -146,7 +146,7 @@ def picked_cells(group: Sequence[Record], rule: Rule, runs: Runs | None = None) 
         return []
     runs = runs or runs_of(group)
     picked, counts = choose(runs.validation, runs.test, runs.counting(rule), rule)
-    rates = {seeds: runs.rates[place] for seeds, place, use in zip(runs.seeds, picked, counts, strict=True) if use}
+    rates = {seeds: runs.rates[index] for seeds, index, use in zip(runs.seeds, picked, counts, strict=True) if use}
     return sorted((cell for cell in group if cell["learning_rate"] == rates.get(seeds_of(cell))), key=seeds_of)
 
 
@@ -208,8 +208,8 @@ def best_table(
         limits = ranges.get(task, ANY_SCORE)
         delivered, fresh = (within(effect.score(confidence, fresh=is_fresh), *limits) for is_fresh in (False, True))
         score, low, level = delivered.value, delivered.low, chance_of(chances, [task])
-        places = [runs[model, task].rates.index(cell["learning_rate"]) for cell in picked]
-        probabilities = effect.chosen[places].tolist() if len(effect.chosen) else []
+        indices = [runs[model, task].rates.index(cell["learning_rate"]) for cell in picked]
+        probabilities = effect.chosen[indices].tolist() if len(effect.chosen) else []
         same = sum(map(constant, picked))
         above = above_chance(score, low, level, constant=bool(picked) and same == len(picked))
         to_run = not_run.get((model, task), 0)
@@ -287,11 +287,11 @@ def _edge(runs: Runs, rule: Rule) -> str:
 
 
 def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
-    """Say which rates are as good as the one that is chosen, the lowest of them, on the scores that choose."""
+    """Say which other rates have the same mean as the chosen one on the split that chooses; the lowest is taken."""
     if runs is None or rule == "per_seed" or not taken:
         return
     means = rate_means(runs.test if rule == "on_test" else runs.validation, runs.counting(rule))
-    tied = [runs.rates[place] for place in np.flatnonzero(means >= means.max() - TIE).tolist()]
+    tied = [runs.rates[index] for index in np.flatnonzero(means >= means.max() - TIE).tolist()]
     if rates := [rate_text(rate) for rate in tied if rate not in taken]:
         yield f"level on {'test' if rule == 'on_test' else 'validation'} with {', '.join(rates)}, the lowest is taken"
 

@@ -23,7 +23,7 @@ FLAT_DRAWS = 400
 NOISES = 64
 """Equally probable sizes of the true noise over which `spread_interval` averages."""
 LEAST_SHOWN = 0.16
-"""Quantile of the F ratio of equal means below which means that are closer lower no upper limit any more."""
+"""Quantile of the F ratio of equal means: means that are even closer do not lower the upper limit any further."""
 LARGE = 1_000.0
 """Noncentrality from which on the approximation of its distribution function is right to a thousandth."""
 

@@ -22,7 +22,7 @@ class SetupDifference:
 
     Attributes:
         what: one of `COMPUTED`, or a setting of the protocol.
-        values: the value or values of each side, as text; none of a side whose results don't record it, while those of others do.
+        values: the value or values of each side, as text; empty for a side whose results don't record it.
         tasks: the tasks on which it differs.
     """
 
@@ -58,8 +58,8 @@ def setup_differences(sides: Mapping[str, Iterable[Mapping[str, Any]]]) -> tuple
     compared: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for side, results in sides.items():
         for result in results:
-            place = result["task"], result.get("setting", "")
-            compared.setdefault(place, {}).setdefault(side, []).append(result)
+            key = result["task"], result.get("setting", "")
+            compared.setdefault(key, {}).setdefault(side, []).append(result)
     tasks: dict[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], dict[str, None]] = {}
     for (task, _), by_side in sorted(compared.items()):
         for what, values in _differing(by_side):

@@ -87,8 +87,8 @@ def in_common(one: Sequence[Record], other: Sequence[Record], shared: float) -> 
 
 def deviations(one: Runs, other: Runs) -> Iterable[tuple[Array, Array]]:
     """Yield at each rate the deviations of two tasks' test scores from their means over the seeds that learned on both."""
-    places: Mapping[Seeds, int] = {seeds: place for place, seeds in enumerate(other.seeds)}
-    common = [(place, places[seeds]) for place, seeds in enumerate(one.seeds) if seeds in places]
+    column_of: Mapping[Seeds, int] = {seeds: column for column, seeds in enumerate(other.seeds)}
+    common = [(column, column_of[seeds]) for column, seeds in enumerate(one.seeds) if seeds in column_of]
     for row, rate in enumerate(one.rates):
         if rate not in other.rates or not common:
             continue

@@ -96,17 +96,17 @@ def _steadier(first: str, second: str, scope: str | None, claim: str, analysis: 
     tests: list[tuple[str, float, bool]] = []
     runs = list(product(analysis.groups[first], analysis.groups[second]))
     for task, pair in product(tasks, runs):
-        place = task if len(runs) == 1 else f"{pair[0]} and {pair[1]} on {task}"
+        where = task if len(runs) == 1 else f"{pair[0]} and {pair[1]} on {task}"
         variances = [variance for name in pair if (variance := _variance(analysis, name, task)) is not None]
         unlike = _scored_rates(analysis, pair[0], task) != _scored_rates(analysis, pair[1], task)
         single = sorted({rate for variance in variances for rate in variance.single})
         if unlike or len(variances) < 2 or single or any(math.isnan(rows[name, task]["sd_rates"]) for name in pair):
             note = f"no verdict, as a rate has one run ({', '.join(map(rate_text, single))})" if single else "not known"
-            tests.append((f"{place}: {'they have scores at different rates' if unlike else note}", math.nan, False))
+            tests.append((f"{where}: {'they have scores at different rates' if unlike else note}", math.nan, False))
             continue
         test = sensitivity_test(partial(_variance, analysis), [PairOnTask(*pair, task, 1.0)])
         spreads = " against ".join(_spread(rows[name, task]) for name in pair)
-        tests.append((f"{place}: {spreads} points", test.p, test.first < test.second))
+        tests.append((f"{where}: {spreads} points", test.p, test.first < test.second))
     corrected = holm([p for _, p, _ in tests])
     signs = [
         0 if not p < 1 - analysis.confidence else 1 if lower else -1

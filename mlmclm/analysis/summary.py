@@ -53,7 +53,7 @@ def model_metrics(analysis: Analysis) -> dict[str, dict[str, float]]:
     """Return the numbers of each model over its tasks by name, in the form of tracker metrics; non-finite values are left out.
 
     Names: `score` with `_low` and `_high` is the mean over tasks, `chance` its chance level, `sd_seeds` the root mean square of the
-    tasks' deviations over seeds, corrected for nothing, and `TASK score` the score on one task.
+    tasks' deviations over seeds, without corrections, and `TASK score` the score on one task.
     """
     deviations = {(row["model"], row["task"]): float(row["sd_seeds"]) for row in records(analysis.stability)}
     metrics = {}

@@ -213,10 +213,10 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         sentence, more = _settled(analysis, answer.best[0], rows[rival], basis)
         notes.append(sentence)
         wanted += [] if more is None else [more]
-    repeated = [place for place, sentence in enumerate(notes) if sentence.endswith(f" {SEEDS_ALONE}")]
+    repeated = [index for index, sentence in enumerate(notes) if sentence.endswith(f" {SEEDS_ALONE}")]
     if len(repeated) > 1:
-        for place in repeated:
-            notes[place] = notes[place].removesuffix(f" {SEEDS_ALONE}")
+        for index in repeated:
+            notes[index] = notes[index].removesuffix(f" {SEEDS_ALONE}")
         notes.append("More fine-tuning seeds alone would settle none of these: the noise of pretraining is too large.")
     if len(tied) > NEAREST:
         notes.append(

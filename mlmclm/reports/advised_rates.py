@@ -54,7 +54,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
 
     The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
-    except under `on_test`. The second is a test, which few runs may not pass however often a rate is chosen. It is about the rates
+    except under `on_test`. The second is a test, which may fail with few runs however often a rate is chosen. It is about the rates
     of the best setting, and left out where the grid has added some to its list (`sensitivity` leaves those out).
 
     Args:

@@ -1,4 +1,4 @@
-"""Facts that advice needs beside an analysis: what the results have cost, what they are based on, and where more are asked for."""
+"""Facts that advice needs beside an analysis: the cost of the results, their basis, and how to ask for more."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def uneven_rates(analysis: Analysis) -> list[str]:
     """Say on which tasks the grid has added learning rates to its list for some models only; empty if on none."""
     grid = analysis.grid
     ran = {(row["model"], row["task"]) for row in records(analysis.coverage) if row["present"]}
-    places = [(task, setting) for task in sorted(analysis.families) for setting in grid.settings_of(task)]
+    points = [(task, setting) for task in sorted(analysis.families) for setting in grid.settings_of(task)]
     tried = {
         (task, setting): {frozenset(grid.added.get((run, task, setting), ())) for run, its in ran if its == task}
-        for task, setting in places
+        for task, setting in points
     }
     tasks = list(dict.fromkeys(task for (task, _), rates in tried.items() if len(rates) > 1))
     if not tasks:

@@ -118,7 +118,7 @@ def _step(low: float, high: float, most: int) -> float:
 
 
 def number_label(value: float, ends: tuple[float, float], *, most: int = 6) -> str:
-    """Format a tick with the decimals that tell it from its neighbours."""
+    """Format a tick with the decimals that distinguish it from its neighbours."""
     decimals = max(0, -math.floor(math.log10(_step(*ends, most)) + 1e-9))
     words = f"{abs(value):,.{decimals}f}"
     return f"{MINUS}{words}" if value < 0 and float(words.replace(",", "")) else words
@@ -258,7 +258,7 @@ class Upright:
 class Level:
     """A thin dotted line with words at a value of the vertical axis or, in a chart of rows, of the horizontal one.
 
-    Of a value beyond the axis there are only the words, at its end, with an arrow.
+    A value beyond the axis has only its words, at the axis's end, with an arrow.
     """
 
     value: float

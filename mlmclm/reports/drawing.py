@@ -37,7 +37,7 @@ HUES = tuple(f"c{number}" for number in range(7))
 DASHES = ("", "dash")
 BASELINE, QUIET = "c-base dash", "c-base quiet"
 LOOKS = tuple(f"{hue} {dash}".strip() for dash, hue in product(DASHES, HUES))
-"""The looks that a reader can tell apart."""
+"""The looks that a reader can distinguish."""
 
 Legend = tuple[tuple[str, Style], ...]
 Section = Literal[

@@ -342,7 +342,7 @@ def hub_task(family: str) -> str:
 def _losses(facts: Mapping[str, Any]) -> dict[str, str]:
     curve = facts.get("curve") or ()
     ends = {0: "first", len(curve) - 1: "last"} if curve else {}
-    rows = {f"training, step {curve[place][0]:,} ({word})": text.loss(curve[place][1]) for place, word in ends.items()}
+    rows = {f"training, step {curve[index][0]:,} ({word})": text.loss(curve[index][1]) for index, word in ends.items()}
     if facts.get("validation_loss") is not None:
         rows["validation, at the end"] = text.loss(facts["validation_loss"])
     return {f"{label}, nats per predicted token": value for label, value in rows.items()}

@@ -154,7 +154,7 @@ def _marked(study: ReportInput, scope: str, rows: Sequence[Record]) -> dict[str,
 
 
 def _mean(study: ReportInput) -> dict[str, PaperCell]:
-    """Return the cells of the mean over tasks, marked as the first screen of the report tells it."""
+    """Return the cells of the mean over tasks, marked as on the first screen of the report."""
     rows = [row for row in records(study.analysis.overall) if row["kind"] == "all"]
     return _cells(rows, ("mean", "low", "high"), *wording.marked(study.analysis))
 

@@ -113,7 +113,7 @@ class ZeroShotFacts:
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """Where MLflow has the runs behind a report's numbers."""
+    """The places in MLflow of the runs behind a report's numbers."""
 
     how: str  # to find them, in sentences
     search: str  # the filter that finds those of a MODEL and TASK

@@ -97,10 +97,10 @@ def verdicts_on(claims: Sequence[SourcedClaim], analysis: Analysis, facts: Study
     tested = [bench.test(claim) for claim in claims]
     # Two papers can make the same claim, or its opposite; it is one test.
     keys = [f"{abs(test.draft.difference)!r} {test.p!r}" for test in tested]
-    same = {key: place for place, key in enumerate(keys)}
-    places = [same[key] for key in keys]
-    once = holm([test.p if places[place] == place else NAN for place, test in enumerate(tested)])
-    corrected, number = [once[place] for place in places], sum(not math.isnan(p) for p in once)
+    same = {key: index for index, key in enumerate(keys)}
+    indices = [same[key] for key in keys]
+    once = holm([test.p if indices[index] == index else NAN for index, test in enumerate(tested)])
+    corrected, number = [once[index] for index in indices], sum(not math.isnan(p) for p in once)
     return [bench.judged(test, claim, p, number) for test, claim, p in zip(tested, claims, corrected, strict=True)]
 
 

@@ -67,7 +67,7 @@ def plan_words(model: ModelFacts) -> str:
 
 
 def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
-    """Return words for the models whose pretraining is known: the objectives, as `CLM then MLM`, and what else tells them apart.
+    """Return words for the models whose pretraining is known: the objectives, as `CLM then MLM`, and what else distinguishes them.
 
     A model has none if another would have the same.
     """
@@ -88,7 +88,7 @@ def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
 
 def labels(keys: Sequence[Key]) -> dict[Key, str]:
     """Return a label for each key: the parts in which they differ; all parts of a single one."""
-    vary = [len({key[place] for key in keys}) > 1 for place in range(len(keys[0]))] if keys else []
+    vary = [len({key[index] for key in keys}) > 1 for index in range(len(keys[0]))] if keys else []
     if not any(vary):
         vary = [True] * len(vary)
     return {key: ", ".join(part for part, varies in zip(key, vary, strict=True) if varies and part) for key in keys}

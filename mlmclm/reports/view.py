@@ -54,9 +54,9 @@ def ranked_models(analysis: Analysis, models: Sequence[ModelFacts]) -> tuple[Mod
 
 def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
     """Return the facts with their models, and these models' zero-shot results, in the order of the names."""
-    place = {name: number for number, name in enumerate(names)}
-    models = sorted(facts.models, key=lambda model: place[model.name])
-    zero_shot = sorted(facts.zero_shot, key=lambda result: place.get(result.model, len(place)))
+    order = {name: number for number, name in enumerate(names)}
+    models = sorted(facts.models, key=lambda model: order[model.name])
+    zero_shot = sorted(facts.zero_shot, key=lambda result: order.get(result.model, len(order)))
     return replace(facts, models=tuple(models), zero_shot=tuple(zero_shot))
 
 
@@ -211,10 +211,10 @@ def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str,
     to_best = {row["model_b"]: row for row in against(analysis.comparisons, ranked[0]["model"]) if row["kind"] == "all"}
     top, level = wording.marked(analysis)
     ranks: list[int] = []
-    for place, row in enumerate(ranked):
+    for index, row in enumerate(ranked):
         first = ranked[ranks[-1] - 1] if ranks else row
         # Scores that are shown as the same share a rank.
-        ranks.append(ranks[-1] if ranks and tied(first["mean"] - row["mean"]) else place + 1)
+        ranks.append(ranks[-1] if ranks and tied(first["mean"] - row["mean"]) else index + 1)
     return [
         row
         | {
@@ -230,8 +230,8 @@ def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str,
 
 def _families(analysis: Analysis, models: Sequence[ModelFacts]) -> list[Record]:
     rows = [row for row in records(analysis.overall) if row["kind"] == "family"]
-    place = {model.name: number for number, model in enumerate(models)}
-    return sorted(rows, key=lambda row: (row["scope"], place[row["model"]]))
+    order = {model.name: number for number, model in enumerate(models)}
+    return sorted(rows, key=lambda row: (row["scope"], order[row["model"]]))
 
 
 def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
@@ -242,8 +242,8 @@ def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequen
         rates = sorted({rate for _, curve_task, rate in curves if curve_task == task.name})
         rows = []
         for model in models:
-            places = [(model.name, task.name, rate) for rate in rates]
-            cells = [{"row": curves.get(place), "chosen": place in chosen} for place in places]
+            keys = [(model.name, task.name, rate) for rate in rates]
+            cells = [{"row": curves.get(key), "chosen": key in chosen} for key in keys]
             rows.append({"model": model.name, "cells": cells})
         if rates:
             tables.append({"task": task, "rates": [rate_text(rate) for rate in rates], "rows": rows})
@@ -265,9 +265,9 @@ def _components(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequenc
     for row in records(analysis.components):
         by_task.setdefault(row["task"], {}).setdefault(row["model_family"], {})[row["source"]] = row
     sources = dict.fromkeys(row["source"] for row in records(analysis.components))
-    place = {model.name: number for number, model in enumerate(models)}
+    order = {model.name: number for number, model in enumerate(models)}
     groups = [
-        {"task": task, "rows": sorted(by_task[task.name].items(), key=lambda item: place.get(item[0], len(place)))}
+        {"task": task, "rows": sorted(by_task[task.name].items(), key=lambda item: order.get(item[0], len(order)))}
         for task in tasks
         if task.name in by_task
     ]
@@ -275,7 +275,7 @@ def _components(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequenc
 
 
 def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:
-    order = {model.name: place for place, model in enumerate(models)}
+    order = {model.name: index for index, model in enumerate(models)}
     rows = sorted(records(analysis.claims), key=lambda row: order[row["model"]])
     return [row | {"reason": wording.claim_reason(row)} for row in rows]
 

@@ -46,7 +46,7 @@ class Headline:
 def level_groups(analysis: Analysis) -> list[list[str]]:
     """Return the groups of models without a clear difference on the mean over tasks, from the best on.
 
-    A group is a run of neighbours in the order of their means no two of which differ clearly, and that is part of no longer run.
+    A group is a longest run of neighbours, in the order of their means, no two of which differ clearly.
     Models without a mean are in none.
     """
     rows = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
@@ -165,7 +165,7 @@ def _no_interval(analysis: Analysis, row: Record) -> str:
 
 
 def _corrected(analysis: Analysis, row: Record) -> list[str]:
-    """Say why a difference whose interval is above 0 is not clearly different from 0, if it is one: intervals are not corrected."""
+    """Say why a difference is not clear although its interval is above 0: intervals are not corrected. Empty for other differences."""
     if not row["low"] > 0 or math.isnan(row["p_holm"]) or row["p_holm"] < 1 - analysis.confidence:
         return []
     return [

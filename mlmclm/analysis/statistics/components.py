@@ -109,7 +109,7 @@ def _components_of(members: Sequence[Runs], confidence: float = 0.95) -> dict[st
         nested = _crossed(replicates, seed_codes)
         groups += [(INTERACTION, nested), (INTERACTION, _crossed(nested, rates))]
     fit = _fitted(scores, groups)
-    if fit is None or fit.names[-1] in (RATE, REPLICATE):  # one seed: its noise is not told from theirs
+    if fit is None or fit.names[-1] in (RATE, REPLICATE):  # one seed: its noise cannot be separated from theirs
         return by_source
     noise = max(TIE, SINGLE * float(abs(scores).max())) ** 2
     silent = fit.squares[-1] / fit.freedom[-1] <= noise
@@ -143,8 +143,8 @@ class _Fit(NamedTuple):
         share = np.linalg.solve(self.expected.T, np.asarray(wanted, np.float64))
         value = float(share @ (self.squares / self.freedom))
         drawn = sum(
-            weight * square / _chi_square(int(freedom), place)
-            for place, (weight, square, freedom) in enumerate(zip(share, self.squares, self.freedom, strict=True))
+            weight * square / _chi_square(int(freedom), index)
+            for index, (weight, square, freedom) in enumerate(zip(share, self.squares, self.freedom, strict=True))
             if weight
         )
         low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -194,8 +194,8 @@ def _fitted(scores: Array, groups: Sequence[tuple[str, Array]]) -> _Fit | None:
     expected = np.eye(len(squares))
     for row, (_, _, added) in enumerate(kept):
         expected[row] = 1.0
-        for place, (_, design, _) in enumerate(kept):
-            expected[row, place] = float(((added.T @ design) ** 2).sum()) / added.shape[1]
+        for column, (_, design, _) in enumerate(kept):
+            expected[row, column] = float(((added.T @ design) ** 2).sum()) / added.shape[1]
     names = [*(name for name, _, _ in kept), *([groups[-1][0]] if last else [])]
     # What a source shares with those before it is 0 up to rounding.
     return _Fit(names, np.asarray(squares), np.asarray(freedom, np.float64), np.triu(expected))

@@ -61,8 +61,8 @@ def _crossings(study: ReportInput, series: Mapping[Key, Sequence[tuple[float, st
                 gaps = against(study.analysis.comparisons, model_at[x]) if x in model_at else []
                 overall = (row for row in gaps if row["kind"] == "all" and row["model_b"] == model)
                 rows += [(x, row["difference"], row["low"], row["high"]) for row in overall]
-            place = crossing(rows)
-            if place is not None:
+            budget = crossing(rows)
+            if budget is not None:
                 within = f" within a {run}" if run else ""
-                sentences.append(f"{size}: {objective} and {plan} cross at {place} {unit}{within}.")
+                sentences.append(f"{size}: {objective} and {plan} cross at {budget} {unit}{within}.")
     return " ".join(sentences)

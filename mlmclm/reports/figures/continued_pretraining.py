@@ -18,12 +18,12 @@ class ContinuedPretraining(FigureGroup):
     note = "Models that go on from weights that were finished: given ones, or those at the end of a decay. At 0 is the model with these weights."
 
     def draw(self, study: ReportInput) -> Sequence[Figure]:
-        seen = {model.name: model for model in study.facts.models}
+        by_name = {model.name: model for model in study.facts.models}
         continued = [(model, model.continued) for model in study.listed if model.continued is not None]
-        by_tokens = all(model.tokens and since.base in seen for model, since in continued)
+        by_tokens = all(model.tokens and since.base in by_name for model, since in continued)
         series: dict[Key, list[tuple[float, str]]] = {}
         for model, since in continued:
-            before = seen[since.base].tokens if since.base in seen else None
+            before = by_name[since.base].tokens if since.base in by_name else None
             x = (model.tokens or 0) - (before or 0) if by_tokens else since.steps
             budget = plural((model.steps or 0) - since.steps, "step")
             key = (model.size, f"{since.objective} from {since.start}", f"after {budget}")

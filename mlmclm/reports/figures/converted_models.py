@@ -71,7 +71,7 @@ def native_of(model: ModelFacts, models: Sequence[ModelFacts]) -> ModelFacts | N
 
     def order(native: ModelFacts) -> tuple[float, bool, bool, str]:
         ends = [(end.objective, end.hidden_share) for side in (model, native) for end in side.phases[-1:]]
-        objectives, shares = ({end[place] for end in ends} for place in (0, 1))
+        objectives, shares = ({end[index] for end in ends} for index in (0, 1))
         return _apart(model, native), len(objectives) > 1, len(shares) > 1, native.name
 
     way = NATIVE.get(model.made)
