@@ -125,8 +125,8 @@ def forget(cells: Path | ObjectPath, key: str) -> None:
 def failures(cells: Path | ObjectPath) -> dict[str, FailureNote]:
     """Return all notes by the key of their cell; a file that cannot be read is left out."""
     folder = cells / FOLDER
-    found = [_read(path) for path in folder.iterdir() if path.suffix == ".json"] if folder.is_dir() else []
-    return {failure.key: failure for failure in found if failure is not None}
+    notes = [_read(path) for path in folder.iterdir() if path.suffix == ".json"] if folder.is_dir() else []
+    return {note.key: note for note in notes if note is not None}
 
 
 def _path(cells: Path | ObjectPath, key: str) -> Path | ObjectPath:

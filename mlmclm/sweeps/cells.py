@@ -1,4 +1,4 @@
-"""The cells of a sweep: their names, their list from a space, models and tasks, and what a filed result says of its cell."""
+"""The cells of a sweep: their names, their list from a space, models and tasks, and the cell of a filed result."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def added_rates(
 
 
 def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path], *, where: str) -> Cell:
-    """Return the cell of a filed result, made again from what the result says.
+    """Return the cell of a filed result, rebuilt from the result's entries.
 
     Args:
         result: as the results store has it.
-        model: the model to compute it with. With other weights than the result's, it is a cell with another key. A hash of
-            the result by an earlier definition stays.
+        model: the model to compute it with. If its weights are not the result's, the cell has another key. A hash by an
+            earlier definition stays as the result has it.
         where: beginning of messages.
 
     Raises:
@@ -134,7 +134,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
 
 
 def result_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path]) -> Cell:
-    """Return the cell that a result says it is of, whatever its key; a `UserError` if its task or a setting is not known here."""
+    """Return the cell that a result's entries describe, without a check of its key; a `UserError` if its task or a setting is unknown."""
     declaration = get_task(result["task"], task_dirs)
     start = result.get("start")
     return Cell(
@@ -190,5 +190,5 @@ def cell_name(cell: Cell | ListedCell) -> str:
 
 def seed_label(seed: Seed) -> str:
     """Return a seed as names of cells have it."""
-    found = Seeds.of(seed).simplest()
-    return f"s{found}" if isinstance(found, int) else str(found)
+    simplest = Seeds.of(seed).simplest()
+    return f"s{simplest}" if isinstance(simplest, int) else str(simplest)

@@ -65,8 +65,8 @@ class SweepEstimate:
 def places_here(space: Space) -> int:
     """Return how many of the space's cells this machine computes at once."""
     node = {"CPU": float(usable_cpus()), "GPU": float(torch.cuda.device_count())}
-    here = Cluster(nodes=(node,), free=node)
-    places = places_now(here, cell_bundle(space.cpus_per_cell, space.gpus_per_cell, "auto", here))
+    machine = Cluster(nodes=(node,), free=node)
+    places = places_now(machine, cell_bundle(space.cpus_per_cell, space.gpus_per_cell, "auto", machine))
     return max(1, min(places, space.max_concurrent or places))
 
 
@@ -93,10 +93,10 @@ def estimate(
     }
     seconds = [speeds[weights].times(amount / workers) for weights, amount in work.items()]
     # The errors of the models' speeds are independent.
-    total = math.fsum(each.value for each in seconds)
+    total = math.fsum(model.value for model in seconds)
     below, above = (
-        math.sqrt(math.fsum((each.value - bound) ** 2 for each, bound in zip(seconds, bounds, strict=True)))
-        for bounds in ([each.low for each in seconds], [each.high for each in seconds])
+        math.sqrt(math.fsum((model.value - bound) ** 2 for model, bound in zip(seconds, bounds, strict=True)))
+        for bounds in ([model.low for model in seconds], [model.high for model in seconds])
     )
     return SweepEstimate(
         trainings=len(trainings),
@@ -121,17 +121,17 @@ def _speed(
         samples = _measured(next((cell for cell in cells if cell.start is None), cells[0]), device, store, data_root)
     if all_equal(samples):
         return Range(samples[0], samples[0], samples[0])
-    found = student(samples)
-    return Range(found.value, max(0.0, found.low), found.high)
+    mean = student(samples)
+    return Range(mean.value, max(0.0, mean.low), mean.high)
 
 
 def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> list[float]:
     """Return the seconds per unit of work of some steps of training, measured now or earlier."""
     protocol = cell.protocol.model_copy(update={"max_steps": STEPS, "epochs": None})
     key = stable_hash([cell.weights, cell.task_data, protocol.identity(), device])
-    kept = store / "calibrations" / f"{key}.json"
-    if kept.is_file():
-        return [float(value) for value in read_json(kept)["seconds"]]
+    path = store / "calibrations" / f"{key}.json"
+    if path.is_file():
+        return [float(value) for value in read_json(path)["seconds"]]
     say(f"measuring {cell.model} on {device}")
     prepare(shapes_of([cell]), say_once)
     ends: list[float] = []
@@ -152,9 +152,9 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
     if len(ends) < STEPS:
         raise UserError(f"{cell.model} on {cell.task} diverges within {STEPS} steps; its time cannot be measured.")
     task = find_or_prepare(cell.declared, cell.task_data, cell.model_folder, protocol, store, data_root)
-    a_step = work_of(task, protocol)[0] / STEPS
-    seconds = [(late - early) / a_step for early, late in pairwise(ends[WARM_UP_STEPS - 1 :])]
-    write_json(kept, {"model": cell.model, "device": device, "seconds": seconds})
+    work_per_step = work_of(task, protocol)[0] / STEPS
+    seconds = [(late - early) / work_per_step for early, late in pairwise(ends[WARM_UP_STEPS - 1 :])]
+    write_json(path, {"model": cell.model, "device": device, "seconds": seconds})
     return seconds
 
 

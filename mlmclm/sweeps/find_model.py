@@ -43,11 +43,11 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
         error = unknown("model", model, names, where=f"{model} is no folder; studies of {store}")
         near = "" if meant(model, names) else meant_path((beside or Path()) / model)
         raise UserError(f"{error}{near}{hub_hint(model)}")
-    found = by_name[model]
-    if len(found) > 1:
-        studies = ", ".join(sorted(f"{study}/{model}" for study, _ in found.values()))
+    matches = by_name[model]
+    if len(matches) > 1:
+        studies = ", ".join(sorted(f"{study}/{model}" for study, _ in matches.values()))
         raise UserError(f"{store}: several studies have a model {model!r}; name one of {studies}.")
-    _, target = next(iter(found.values()))
+    _, target = next(iter(matches.values()))
     return model_in(target, Path(model).name)
 
 
@@ -58,7 +58,7 @@ def model_in(folder: Path, name: str) -> SweepModel:
 
 
 def identity_of(folder: Path) -> object:
-    """Return what two folders have in common if they are one export: studies share models, but not their folders."""
+    """Return a value that is equal for two folders of the same export: studies share models, but not their folders."""
     return hash_file(folder / CHECKSUMS) if noted(folder) else folder.resolve()
 
 
@@ -70,6 +70,6 @@ def models_of_study(study: str, store: Path) -> list[str]:
     """
     names = sorted(link.name for link in (store / "studies" / study / "models").glob("*"))
     if not names:
-        others = sorted({link.parent.parent.name for link in (store / "studies").glob("*/models/*")})
-        raise unknown("study with models", study, others, where=str(store))
+        studies = sorted({link.parent.parent.name for link in (store / "studies").glob("*/models/*")})
+        raise unknown("study with models", study, studies, where=str(store))
     return names

@@ -53,28 +53,28 @@ class ExtendedRates(Frozen):
 def further(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float, ...]:
     """Return the next rates beyond the highest or the lowest one by the list's own step, the nearest first.
 
-    If the list repeats itself in each decade (1e-5, 2e-5, 5e-5, 1e-4, ...) or at another constant factor, it goes on so.
-    Otherwise the ratio of its two outermost rates goes on. Rates have six significant digits, as in reports, and are below 1.
+    If the list repeats itself in each decade (1e-5, 2e-5, 5e-5, 1e-4, ...) or at another constant factor, that pattern is
+    continued. Otherwise the ratio of its two outermost rates is. Rates have six significant digits, as in reports, and are below 1.
     """
-    found = sorted(rates, reverse=not higher)
-    if len(found) < 2:  # a single rate has no step
+    ordered = sorted(rates, reverse=not higher)
+    if len(ordered) < 2:  # a single rate has no step
         return ()
-    periods = [period for period in range(1, len(found)) if _repeats(found, period)]
-    period = min(periods, key=lambda each: (not _is_decade(found, each), each), default=1)
-    factor, first = found[-1] / found[-1 - period], len(found)
-    while len(found) < first + number:
-        rate = float(f"{found[-period] * factor:.6g}")
+    periods = [period for period in range(1, len(ordered)) if _repeats(ordered, period)]
+    period = min(periods, key=lambda length: (not _is_decade(ordered, length), length), default=1)
+    factor, first = ordered[-1] / ordered[-1 - period], len(ordered)
+    while len(ordered) < first + number:
+        rate = float(f"{ordered[-period] * factor:.6g}")
         if not 0 < rate < 1:
             break
-        found.append(rate)
-    return tuple(found[first:])
+        ordered.append(rate)
+    return tuple(ordered[first:])
 
 
 def _repeats(rates: Sequence[float], period: int) -> bool:
-    """Return whether rates that are this far apart in the list have one ratio: that of two pairs, or a decade."""
+    """Return whether all rates that are `period` places apart have the same ratio; a single pair must be a decade apart."""
     ratios = [later / rate for rate, later in zip(rates, rates[period:], strict=False)]
-    shown = len(ratios) > 1 or _is_decade(rates, period)
-    return shown and all(math.isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
+    enough = len(ratios) > 1 or _is_decade(rates, period)
+    return enough and all(math.isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
 
 
 def _is_decade(rates: Sequence[float], period: int) -> bool:
@@ -92,9 +92,9 @@ class RateGrid(tuple[float, ...]):
 
     def __new__(cls, values: Iterable[float] = (), most: int = 0) -> Self:
         """Make the grid."""
-        made = super().__new__(cls, values)
-        made.most = most
-        return made
+        grid = super().__new__(cls, values)
+        grid.most = most
+        return grid
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -128,11 +128,11 @@ def read_rates(value: Any, handler: Callable[[Any], tuple[float, ...]]) -> RateG
     most = value.most if isinstance(value, RateGrid) else 0
     if isinstance(value, Mapping):
         try:
-            given = parse(ExtendedRates, dict(value), where="rates")
+            extended = parse(ExtendedRates, dict(value), where="rates")
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
-        most = MOST_ADDED if given.extend is True else int(given.extend)
-        value = given.values
+        most = MOST_ADDED if extended.extend is True else int(extended.extend)
+        value = extended.values
         if value is None:
             raise ValueError("values: list the rates to begin with; the protocol brings none")
     rates = handler(value)

@@ -79,18 +79,18 @@ def read_manifest(name: str, store: Path) -> Manifest:
         UserError: there is none, or it is damaged.
     """
     path = store / "studies" / name / FILE
-    again = "Run the sweep again to write it; finished cells are not computed again."
+    remedy = "Run the sweep again to write it; finished cells are not computed again."
     if not path.is_file():
-        names = sorted(found.parent.name for found in (store / "studies").glob(f"*/{FILE}"))
+        names = sorted(file.parent.name for file in (store / "studies").glob(f"*/{FILE}"))
         if path.parent.is_dir():
             raise UserError(
                 f"{name}: none of its cells has been planned yet, so there is no sweep to look at ({path} does not exist). Pretraining "
                 "a study does not plan them: `mlmclm study` and `mlmclm sweep` do."
             )
         raise unknown("study or sweep", name, names, where=str(store))
-    value = read_sealed(path, again)
+    value = read_sealed(path, remedy)
     try:
         cells = tuple(ListedCell(**{**entry, "seed": read_seed(entry["seed"])}) for entry in value["cells"])
         return Manifest(value["name"], value["planned"], cells, value["waiting"], value.get("to_come", 0))
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not the cells of a sweep ({error}). {again}") from error
+        raise UserError(f"{path}: not the cells of a sweep ({error}). {remedy}") from error

@@ -41,11 +41,11 @@ class SweepOutcome:
         if not self.failed:
             return
         names = [cell_name(cell) for cell, _ in self.failed]
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         first = self.failed[0][1]
         kept = f"{len(self.results)} results are kept; the same command runs the missing cells only."
         skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
         kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
         raise kind(
-            f"{len(names)} of {total} cells failed: {shown}.{skipped} {kept}\nFirst error: {describe(first)}"
+            f"{len(names)} of {total} cells failed: {listed}.{skipped} {kept}\nFirst error: {describe(first)}"
         ) from first

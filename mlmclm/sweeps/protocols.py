@@ -70,20 +70,20 @@ class TaskProtocols(Frozen):
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
         # Tasks are looked up only if some are named: another package's may be broken.
-        known = self._known_tasks() if self.per_task or self.task_grids or self.start_from else ()
+        tasks = self._known_tasks() if self.per_task or self.task_grids or self.start_from else ()
         for key in ("per_task", "task_grids", "start_from"):
             for task in getattr(self, key):
-                if task not in known:
-                    raise ValueError(str(unknown("task", task, known, where=key)))
+                if task not in tasks:
+                    raise ValueError(str(unknown("task", task, tasks, where=key)))
         for task, source in self.start_from.items():
-            if source not in known:
-                missing = unknown("task", source, known, where=f"start_from.{task}")
+            if source not in tasks:
+                missing = unknown("task", source, tasks, where=f"start_from.{task}")
                 raise ValueError(
                     f"{missing} Add it to the tasks, or start from the models themselves: start_from: {{}}"
                 )
             if source in self.start_from:
                 raise ValueError(f"start_from.{task}: {source} itself starts from {self.start_from[source]}")
-        for key, axes in (("grid", self.grid), *((f"task_grids.{task}", own) for task, own in self.task_grids.items())):
+        for key, axes in (("grid", self.grid), *((f"task_grids.{t}", grid) for t, grid in self.task_grids.items())):
             for axis in axes:
                 if axis not in AXES:
                     raise ValueError(str(unknown("axis", axis, AXES, where=key)))
@@ -154,7 +154,7 @@ class ProtocolFile(TaskProtocols):
 
     description: Annotated[str, Role.DISPLAY] = ""
     learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
-    """Peak learning rates to try, the same with `extend`, or a sample of one of Ray Tune's domains."""
+    """Peak learning rates to try, or a mapping of them with `extend`."""
     seeds: Annotated[SeedList | None, Role.CHOICE] = None
     """Seeds, a number of them, or a list for each random stream, which stands for all combinations."""
 
@@ -180,11 +180,11 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
     Raises:
         ValueError: the protocol is missing or invalid.
     """
-    given = space.get("protocol") if isinstance(space, dict) else None
-    if isinstance(given, str):
-        name, changes = given, {}
-    elif isinstance(given, Mapping) and "base" in given:
-        name, changes = given["base"], {key: value for key, value in given.items() if key != "base"}
+    named = space.get("protocol") if isinstance(space, dict) else None
+    if isinstance(named, str):
+        name, changes = named, {}
+    elif isinstance(named, Mapping) and "base" in named:
+        name, changes = named["base"], {key: value for key, value in named.items() if key != "base"}
     else:
         return space
     if not isinstance(name, str):
@@ -193,28 +193,28 @@ def with_protocol(space: Any, beside: Path | None = None) -> Any:
         base = find_protocol(name, beside=beside)
     except UserError as error:
         raise ValueError(f"protocol: {error}") from error
-    own, tasks = space.get("per_task", {}), space.get("tasks") or ()
-    if not isinstance(own, dict) or not all(isinstance(item, dict) for item in own.values()):
-        per_task = own  # validation will refuse it and say where it is
+    overrides, tasks = space.get("per_task", {}), space.get("tasks") or ()
+    if not isinstance(overrides, dict) or not all(isinstance(settings, dict) for settings in overrides.values()):
+        per_task = overrides  # validation will refuse it and say where it is
     else:
         # Overrides for tasks that the space doesn't have would be refused as unknown tasks.
-        inherited = {task: item for task, item in base.per_task.items() if task in tasks}
-        per_task = inherited | {task: overridden(inherited.get(task, {}), item) for task, item in own.items()}
+        inherited = {task: old for task, old in base.per_task.items() if task in tasks}
+        per_task = inherited | {task: overridden(inherited.get(task, {}), new) for task, new in overrides.items()}
     grids: dict[str, Any] = {}
     if "grid" not in space:
-        own_grids = space.get("task_grids", {})
-        if isinstance(own_grids, dict):  # else validation will refuse it
-            own_grids = {task: axes for task, axes in base.task_grids.items() if task in tasks} | own_grids
-        grids = {"grid": base.grid, "task_grids": own_grids}
+        task_grids = space.get("task_grids", {})
+        if isinstance(task_grids, dict):  # else validation will refuse it
+            task_grids = {task: axes for task, axes in base.task_grids.items() if task in tasks} | task_grids
+        grids = {"grid": base.grid, "task_grids": task_grids}
         for axis in base.grid:
             if axis in changes:
                 raise ValueError(
                     f"protocol.{axis}: it is an axis of the grid of protocol {name!r}; give a grid of your own"
                 )
     axes = {"learning_rates": base.learning_rates, "seeds": base.seeds}
-    own_rates = space.get("learning_rates")
-    if isinstance(own_rates, Mapping) and "extend" in own_rates and base.learning_rates is not None:
-        space = {**space, "learning_rates": {"values": base.learning_rates, **own_rates}}
+    rates = space.get("learning_rates")
+    if isinstance(rates, Mapping) and "extend" in rates and base.learning_rates is not None:
+        space = {**space, "learning_rates": {"values": base.learning_rates, **rates}}
     # Later entries win: first the protocol's values, then the space's own, then those merged from both.
     return {
         **{key: value for key, value in axes.items() if value is not None},

@@ -34,7 +34,7 @@ def evaluate_missing(
     """Compute and file the results of models on tasks in the current Ray session.
 
     Args:
-        zero_shot: what the tasks were read from; its files must be visible to all nodes.
+        zero_shot: the settings from which the tasks were read; its files must be visible to all nodes.
         cpus: CPUs that an evaluation reserves. It has a GPU too if `device` chooses GPUs.
 
     Raises:
@@ -52,10 +52,10 @@ def evaluate_missing(
     wait_for_a_place("zero-shot evaluation", bundle, view)
     reserved = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
     remote = ray.remote(**reserved, max_retries=ATTEMPTS_AGAIN)(_evaluate)
-    given = store.resolve(), data_root.resolve() if data_root else None, ray.put(shipment())
+    shared = store.resolve(), data_root.resolve() if data_root else None, ray.put(shipment())
     waiting = {
         remote.options(name=f"{subject.name}/{task.name}").remote(
-            subject, task.name, evaluation_key(subject, task), zero_shot, *given
+            subject, task.name, evaluation_key(subject, task), zero_shot, *shared
         ): f"{subject.name} on {task.name}"
         for subject, task in missing
     }
@@ -91,7 +91,7 @@ def _evaluate(
     """Compute and file the result with a key (a Ray task); return the message of an error that would recur.
 
     Args:
-        registered: what the driver has registered; it is here too once this has arrived.
+        registered: the members that the driver has registered; unpickling this registers them here too.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     try:

@@ -1,4 +1,4 @@
-"""Where a store's results are: in the store, which is a folder or at an address; and how long an address is waited for."""
+"""The place of a store's results, which is the store's folder or address, and how long an outage of an address is waited for."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class ResultsStore:
             UserError: the file is damaged, or holds the result of another cell.
             EnvironmentFault: the file cannot be read.
         """
-        found = self._read(key)
-        return None if found is None else _public(found)
+        result = self._read(key)
+        return None if result is None else _public(result)
 
     def _read(self, key: str) -> dict[str, Any] | None:
         """Return the content of a result file without its checksum."""
@@ -187,7 +187,7 @@ class ResultsStore:
         return self.path(key).with_suffix(".parquet")
 
     def write_examples(self, result: dict[str, Any], content: bytes) -> None:
-        """Take the examples of a result that is about to be filed; they are filed together with it."""
+        """Keep the examples of a result that is about to be filed; they are filed together with it."""
         _examples[str(self.folder), result["key"]] = content
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
@@ -217,18 +217,18 @@ class ResultsStore:
         """
         with self.leased(key, title or key):
             self.file_unfiled([key])
-            found = self.find(key)
-            if found is not None:
-                return found, False
+            result = self.find(key)
+            if result is not None:
+                return result, False
             self.write(make())
             return self.filed(key), True
 
     def filed(self, key: str) -> dict[str, Any]:
         """Read back a result that has been filed: if another process was faster, its result stays and counts."""
-        found = self.find(key)
-        if found is None:
+        result = self.find(key)
+        if result is None:
             raise EnvironmentFault(f"{self.path(key)}: it was written but cannot be found. Was it removed?")
-        return found
+        return result
 
     def keys(self) -> set[str]:
         """Return the keys of all cells that have a result file, whole or damaged."""
@@ -253,9 +253,9 @@ class ResultsStore:
             EnvironmentFault: the disk is full or not writable.
         """
         path = self.path(key)
-        with self.leases.attempt([self.lease(key)]) as other:
-            if other is not None:
-                raise UserError(f"result {key}: {other} is computing this cell; wait for it.")
+        with self.leases.attempt([self.lease(key)]) as holder:
+            if holder is not None:
+                raise UserError(f"result {key}: {holder} is computing this cell; wait for it.")
             if not path.exists():
                 raise UserError(f"result {key}: there is none in {self.folder}.")
             folder = self.folder / "set-aside" / f"{key}-{time.time_ns()}"
@@ -269,15 +269,15 @@ class ResultsStore:
         return folder
 
     def as_filed(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells, those with a result under an earlier hash of their weights with that hash, in order.
+        """Return the cells in order; one with a result under an earlier hash of its weights gets that hash.
 
-        This is the one place that knows that a cell has had other keys: all others take the key of what it returns.
+        Only this method knows that a cell may have earlier keys. All other code uses the keys of the cells that it returns.
         """
-        renamed = [each for cell in cells for each in (cell, *_earlier(cell)) if cell.earlier]
-        lacking = set(map(cell_key, self.missing(renamed)))
+        variants = [variant for cell in cells for variant in (cell, *_earlier(cell)) if cell.earlier]
+        missing = set(map(cell_key, self.missing(variants)))
 
         def filed(cell: Cell) -> Cell:
-            return next((each for each in (cell, *_earlier(cell)) if cell_key(each) not in lacking), cell)
+            return next((variant for variant in (cell, *_earlier(cell)) if cell_key(variant) not in missing), cell)
 
         return [filed(cell) if cell.earlier else cell for cell in cells]
 
@@ -287,8 +287,8 @@ class ResultsStore:
         for cell in cells:
             unique.setdefault(cell_key(cell), cell)
         if isinstance(self.folder, ObjectPath):  # one listing instead of a request for each
-            there = self.keys() if unique else set()
-            return [cell for key, cell in unique.items() if key not in there]
+            existing = self.keys() if unique else set()
+            return [cell for key, cell in unique.items() if key not in existing]
         return [cell for key, cell in unique.items() if not self.path(key).exists()]
 
     def results(self, cells: Iterable[Cell | ListedCell]) -> list[dict[str, Any]]:
@@ -298,24 +298,24 @@ class ResultsStore:
             UserError: a file is damaged.
         """
         keyed = [(cell.key if isinstance(cell, ListedCell) else cell_key(cell), cell) for cell in cells]
-        found = self.find_all(key for key, _ in keyed)
-        return [named(found[key], cell) for key, cell in keyed if key in found]
+        results = self.find_all(key for key, _ in keyed)
+        return [named(results[key], cell) for key, cell in keyed if key in results]
 
     def find_all(self, keys: Iterable[str], *, listed: bool = False) -> dict[str, dict[str, Any]]:
         """Return the existing results with these keys, by key; one error names all damaged files.
 
         Args:
-            listed: whether most of these are known to be there, so that an object store is asked for each and lists nothing.
+            listed: whether most of these are known to exist: an object store is then asked for each, without a listing.
         """
         keys = list(keys)
         if isinstance(self.folder, ObjectPath):  # one listing, and all contents concurrently
-            there = keys if listed else self.keys()
-            paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in there}
+            existing = keys if listed else self.keys()
+            paths = {key: self.folder / key[:2] / f"{key}.json" for key in keys if key in existing}
             contents = dict(zip(paths, read_all(list(paths.values())), strict=True))
-            found = for_each(keys, lambda key: self._parsed(key, contents.get(key)))
+            results = for_each(keys, lambda key: self._parsed(key, contents.get(key)))
         else:
-            found = for_each(keys, self._read)
-        return {key: _public(result) for key, result in zip(keys, found, strict=True) if result is not None}
+            results = for_each(keys, self._read)
+        return {key: _public(result) for key, result in zip(keys, results, strict=True) if result is not None}
 
 
 class Evaluations(ResultsStore):
@@ -365,7 +365,7 @@ class StoredResult(Artifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with it, or None if it is there and intact."""
-        return next((found for piece in self.files() if (found := piece.check()) is not None), None)
+        return next((damage for piece in self.files() if (damage := piece.check()) is not None), None)
 
     def files(self) -> Iterator[Piece]:
         """Yield the result and its examples."""
@@ -392,11 +392,10 @@ class StoredResult(Artifact):
         return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})
 
     def _seal_damage(self) -> str | None:
-        content = self.results_store.path(self.key).read_bytes
-        found = parsed(content)
-        if isinstance(found, str):
-            return found
-        return None if found.get("key") == self.key else "it holds the result of another key"
+        result = parsed(self.results_store.path(self.key).read_bytes)
+        if isinstance(result, str):
+            return result
+        return None if result.get("key") == self.key else "it holds the result of another key"
 
 
 @dataclass(frozen=True)
@@ -419,7 +418,7 @@ def _earlier(cell: Cell) -> list[Cell]:
 
 
 def _public(result: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without the results store's own entry."""
+    """Return a result without the entry that only the results store uses."""
     return {name: value for name, value in result.items() if name != EXAMPLES}
 
 

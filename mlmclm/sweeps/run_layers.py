@@ -37,17 +37,17 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutco
     planned = plan()
 
     def compute(second: bool) -> SweepOutcome:
-        """Compute a layer's cells until the results of its last round ask for no others."""
+        """Compute a layer's cells, in rounds, until results add no further ones."""
         nonlocal planned
-        outcome, before = SweepOutcome([]), set[tuple[str, str]]()
+        outcome, computed = SweepOutcome([]), set[tuple[str, str]]()
         while True:
             cells = [cell for cell in planned.cells if (cell.start is not None) == second]
-            new = [cell for cell in cells if _place(cell) not in before]
+            new = [cell for cell in cells if _identity(cell) not in computed]
             if not new:
                 return outcome
-            if before:
+            if computed:
                 _say_added(new)
-            before |= set(map(_place, cells))
+            computed |= set(map(_identity, cells))
             # Cells that have a result need no encoder to start from any more.
             needed = {cell.start.key for cell in results_store.missing(new) if cell.start is not None}
             _keep([planned.sources[key] for key in planned.sources if key in needed], options)
@@ -68,7 +68,7 @@ def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutco
     return _together(outcome, compute(second=True))
 
 
-def _place(cell: Cell) -> tuple[str, str]:
+def _identity(cell: Cell) -> tuple[str, str]:
     return cell.model, cell_key(cell)
 
 
@@ -77,7 +77,7 @@ def _say_added(cells: Sequence[Cell]) -> None:
     rates: dict[str, set[float]] = defaultdict(set)
     for cell in cells:
         rates[cell.task].add(cell.learning_rate)
-    added = "; ".join(f"{task} {', '.join(map(rate_text, sorted(own)))}" for task, own in rates.items())
+    added = "; ".join(f"{task} {', '.join(map(rate_text, sorted(added_rates)))}" for task, added_rates in rates.items())
     say(
         f"learning rates added for all models, as the best of some is the lowest or the highest: {added} ({plural(len(cells), 'cell')})"
     )
@@ -86,7 +86,7 @@ def _say_added(cells: Sequence[Cell]) -> None:
 def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
     """Train these cells again to keep their encoders, unless these are kept already.
 
-    A sweep keeps scores but no weights, and which encoders are needed is known only after it.
+    A sweep keeps scores but no weights, and only its results say which encoders are needed.
 
     Raises:
         MlmclmError: a cell failed, or a kept result cannot be found.
@@ -118,4 +118,4 @@ def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
 
 
 def _together(first: SweepOutcome, second: SweepOutcome) -> SweepOutcome:
-    return SweepOutcome(*(getattr(first, each.name) + getattr(second, each.name) for each in fields(SweepOutcome)))
+    return SweepOutcome(*(getattr(first, field.name) + getattr(second, field.name) for field in fields(SweepOutcome)))

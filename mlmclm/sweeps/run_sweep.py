@@ -79,43 +79,43 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
-    found = results_store.find_all(names_of)
-    reused = len(found)
+    results = results_store.find_all(names_of)
+    reused = len(results)
     table = SweepTable(cells)
 
     def announce(key: str, take: Callable[[dict[str, Any]], object]) -> None:
         for cell in names_of[key]:
-            result = named(found[key], cell)
+            result = named(results[key], cell)
             take(result)
             if options.on_result is not None:
                 options.on_result(result)
 
-    for key in found:
+    for key in results:
         announce(key, table.add)
-    missing = {key: same[0] for key, same in names_of.items() if key not in found}
+    missing = {key: alike[0] for key, alike in names_of.items() if key not in results}
     errors: dict[str, Exception] = {}
     computed, grids = 0, list["ResultGrid"]()
     if missing:
         available = results_store.availability
-        shown = SweepProgress(
+        progress = SweepProgress(
             missing.values(), table=table, reused=reused, visible=options.progress, notice=lambda: available.notice
         )
-        available.on_change = shown.update
+        available.on_change = progress.update
         with options.session():
 
-            def on_filed(results: Results) -> None:
-                for key, result in results.items():
-                    found[key] = result
-                    announce(key, shown.result)
+            def on_filed(new: Results) -> None:
+                for key, result in new.items():
+                    results[key] = result
+                    announce(key, progress.result)
 
-            errors, computed, grids = _run_trials(missing, options, results_store, shown, on_filed)
-            await_visible([cell for key, cell in missing.items() if key in found], results_store)
+            errors, computed, grids = _run_trials(missing, options, results_store, progress, on_filed)
+            await_visible([cell for key, cell in missing.items() if key in results], results_store)
     return SweepOutcome(
-        results=[named(found[key], cell) for cell in cells if (key := cell_key(cell)) in found],
+        results=[named(results[key], cell) for cell in cells if (key := cell_key(cell)) in results],
         computed=computed,
-        reused=len(found) - computed,
+        reused=len(results) - computed,
         failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
-        not_run=[cell for key, cell in missing.items() if key not in errors and key not in found],
+        not_run=[cell for key, cell in missing.items() if key not in errors and key not in results],
         grids=grids,
     )
 
@@ -268,16 +268,16 @@ def _left_by_others(
     while waiting and not free:
         for key, cell in list(waiting.items()):
             # Checked before looking for the result: a result is filed before its lease ends, so none can be missed.
-            other = results_store.leases.holder(results_store.lease(key))
+            holder = results_store.leases.holder(results_store.lease(key))
             if results_store.path(key).exists() and (filed := results_store.find_all([key], listed=True)):
                 on_filed(filed)
                 del waiting[key]
                 progress.started(cell, "another process")
                 progress.finished(cell, "reused")
-            elif other is None:
+            elif holder is None:
                 free = True
             elif not said:
-                progress.note(f"waiting for cells that {other} computes, {cell_name(cell)} for one")
+                progress.note(f"waiting for cells that {holder} computes, {cell_name(cell)} for one")
                 said = True
         if waiting and not free:
             progress.tick()

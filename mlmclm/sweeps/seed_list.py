@@ -16,7 +16,7 @@ MOST_SEEDS = 10_000
 """The most seeds that a number stands for."""
 
 
-def seed_product(given: Any) -> Any:
+def seed_product(value: Any) -> Any:
     """Return the list of seeds that a file's value stands for; a list is returned unchanged.
 
     A number, 7, stands for the seeds 0 to 6. Lists of seeds for each stream, `{head: [0], order: [0, 1, 2], dropout: [0]}`,
@@ -25,25 +25,24 @@ def seed_product(given: Any) -> Any:
     Raises:
         ValueError: the number is not from 1 to `MOST_SEEDS`; a stream is unknown or missing, or isn't a list.
     """
-    if isinstance(given, int) and not isinstance(given, bool):
-        if not 1 <= given <= MOST_SEEDS:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 1 <= value <= MOST_SEEDS:
             raise ValueError(
-                f"{given}: the number of seeds is from 1 to {MOST_SEEDS:,}; a single seed is a list, [{given}]"
+                f"{value}: the number of seeds is from 1 to {MOST_SEEDS:,}; a single seed is a list, [{value}]"
             )
-        return list(range(given))
-    if not isinstance(given, dict):
-        return given
-    streams = given
-    for name, numbers in streams.items():
+        return list(range(value))
+    if not isinstance(value, dict):
+        return value
+    for name, numbers in value.items():
         if name not in STREAMS:
             raise ValueError(str(unknown("stream", name, STREAMS)).rstrip("."))
         if not isinstance(numbers, list) or not numbers:
             raise ValueError(f"{name} is a list of seeds")
-    absent = [name for name in STREAMS if name not in streams]
+    absent = [name for name in STREAMS if name not in value]
     if absent:
         raise ValueError(f"no seeds for {', '.join(absent)}")
-    lists = [streams[name] for name in STREAMS]
-    return [read_seed(dict(zip(STREAMS, each, strict=True))) for each in itertools.product(*lists)]
+    lists = [value[name] for name in STREAMS]
+    return [read_seed(dict(zip(STREAMS, combination, strict=True))) for combination in itertools.product(*lists)]
 
 
 Stream = TypeVar("Stream")

@@ -1,7 +1,7 @@
 """The places that a sweep may keep on a cluster that other jobs use too.
 
 The rule for sharing: where another job has waited for a place for a minute and has at least two places fewer, or none, a sweep
-ends workers between two trainings until both have equally many. A single place goes round. Priorities are the cluster's: those
+ends workers between two trainings until both have equally many. They take turns at a single place. Priorities are the cluster's: those
 of Ray's jobs, Kueue or Slurm.
 """
 
@@ -32,14 +32,14 @@ def shared_with(jobs: Mapping[str, Sequence[PlacementGroup]], me: str, bundle: R
         bundle: the resources of one of its workers. Jobs that need others, too, are no better off without it.
     """
     held = {job: sum(not group.waiting for group in groups) for job, groups in jobs.items()}
-    own, kinds = held.get(me, 0), {kind for kind, amount in bundle.items() if amount}
+    workers, kinds = held.get(me, 0), {kind for kind, amount in bundle.items() if amount}
 
     def waits(groups: Sequence[PlacementGroup]) -> bool:
-        return any(each.waiting and kinds.issuperset(chain(*each.bundles)) for each in groups)
+        return any(group.waiting and kinds.issuperset(chain(*group.bundles)) for group in groups)
 
-    least = min((held[job] for job, groups in jobs.items() if job != me and waits(groups)), default=own)
-    if own and (least == 0 or own - least >= 2):
-        return (own + least + 1) // 2 if own > 1 else 0
+    fewest = min((held[job] for job, groups in jobs.items() if job != me and waits(groups)), default=workers)
+    if workers and (fewest == 0 or workers - fewest >= 2):
+        return (workers + fewest + 1) // 2 if workers > 1 else 0
     return math.inf
 
 
@@ -57,7 +57,7 @@ class SharedCluster:
     def __init__(self, bundle: Resources, view: Callable[[], Cluster]) -> None:
         self._bundle, self._view, self.most = bundle, view, math.inf
         self._since: float | None = None
-        """Since when another job waits for a place that it should have, or this sweep last gave some to it."""
+        """Time since which another job has waited for a place that is due to it, or at which this sweep last gave up places."""
 
     @property
     def has_nodes(self) -> bool:

@@ -112,9 +112,9 @@ class Space(TaskProtocols):
             for axis in (axis for task in self.tasks for axis in self.axes_of(task) if axis in changes):
                 raise ValueError(f"per_model.{model}: {axis} is an axis of the grid")
             try:
-                own = self.for_model(model)
+                space = self.for_model(model)
                 for task in self.tasks:
-                    own.settings_for(task)
+                    space.settings_for(task)
             except UserError as error:
                 raise ValueError(f"per_model.{model}: {str(error).removeprefix(f'per_model.{model}: ')}") from error
         return self
@@ -133,8 +133,8 @@ class Space(TaskProtocols):
 
     def cells_added_at_most(self, task: str) -> int:
         """Return the most cells per model that results may add on a task, at further learning rates."""
-        every = len(self.settings_for(task)) * len(self.learning_rates.widest) * len(self.seeds)
-        return every - self.cells_of(task)
+        widest = len(self.settings_for(task)) * len(self.learning_rates.widest) * len(self.seeds)
+        return widest - self.cells_of(task)
 
     def for_model(self, model: str) -> Space:
         """Return the space for one model, whose overrides it applies to all tasks.
@@ -144,12 +144,12 @@ class Space(TaskProtocols):
         """
         changes = self.per_model.get(model, {})
         protocol = overridden(self.protocol.model_dump(), changes)
-        own = {
+        update = {
             "protocol": parse(Protocol, protocol, where=f"per_model.{model}"),
             "per_task": {task: overridden(settings, changes) for task, settings in self.per_task.items()},
             "per_model": {},
         }
-        return self.model_copy(update=own) if changes else self
+        return self.model_copy(update=update) if changes else self
 
     def check_models(self, models: Iterable[str]) -> None:
         """Refuse overrides for models that a sweep doesn't have.
@@ -168,14 +168,14 @@ class Space(TaskProtocols):
 
     def axes(self) -> dict[str, list[Any]]:
         """Return the grid's axes and values, for display: `weight_decay`, or `qnli: epochs` for one task's own."""
-        own = {
+        per_task = {
             f"{task}: {axis}": list(values) for task, axes in self.task_grids.items() for axis, values in axes.items()
         }
-        return {axis: list(values) for axis, values in self.grid.items()} | own
+        return {axis: list(values) for axis, values in self.grid.items()} | per_task
 
     def of_models(self) -> dict[str, Any]:
         """Return the overrides for models, for display: `big: batch_size`."""
-        return {f"{model}: {name}": value for model, own in self.per_model.items() for name, value in own.items()}
+        return {f"{model}: {name}": value for model, values in self.per_model.items() for name, value in values.items()}
 
     def at_context(self, context: int) -> Space:
         """Return the space for models of this context length in tokens; lengths given as shares of it become numbers.
@@ -186,8 +186,8 @@ class Space(TaskProtocols):
         per_task = dict(self.per_task)
         for task, changes in self.per_task.items():
             if "length_share" in changes:
-                own = self.protocol_for(task).at_context(context)
-                resolved = {"length_share": None, "max_length": own.max_length, "stride": own.stride}
+                protocol = self.protocol_for(task).at_context(context)
+                resolved = {"length_share": None, "max_length": protocol.max_length, "stride": protocol.stride}
                 per_task[task] = {**changes, **resolved}
         return self.model_copy(update={"protocol": self.protocol.at_context(context), "per_task": per_task})
 
@@ -230,10 +230,10 @@ def find_space(
         for key in ("per_task", "task_grids", "start_from", "noise"):
             if values.get(key):  # an empty one takes the place of the protocol's
                 values[key] = {task: changes for task, changes in values[key].items() if task in tasks}
-    for key, own in (("per_task", per_task or {}), ("per_model", per_model or {})):
-        there = values.get(key) or {}
-        values[key] = there | {
-            name: overridden(there[name], changes) if name in there else changes for name, changes in own.items()
+    for key, overrides in (("per_task", per_task or {}), ("per_model", per_model or {})):
+        base = values.get(key) or {}
+        values[key] = base | {
+            name: overridden(base[name], changes) if name in base else changes for name, changes in overrides.items()
         }
     where = f"{where}, with what the study or sweep changes" if per_task or per_model else where
     return parse(Space, values, where=where, context=context)

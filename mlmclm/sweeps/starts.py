@@ -19,7 +19,7 @@ from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
-from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.learning_rates import RateGrid
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
@@ -59,7 +59,7 @@ class Planned:
     blocked: dict[str, int] = field(default_factory=dict)
     """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
     to_come: int = 0
-    """The most cells that later results may add: at further learning rates, and with further seeds."""
+    """The most cells that later results may add, at further learning rates."""
 
     def needed(self, missing: Sequence[Cell]) -> set[str]:
         """Return the models whose weights are needed: those with missing cells, or all, if results may add cells of any model."""
@@ -110,18 +110,18 @@ def plan_cells(
     """
     space = grids[0].space
 
-    def asked(
+    def planned(
         starts: Mapping[tuple[str, str], Start] = MappingProxyType({}), waits: Collection[str] = ()
     ) -> tuple[list[Cell], Counter[str]]:
-        """Return the cells with these starts, and the most that others may add to each task; `waits` are tasks on which models lack theirs."""
+        """Return the cells with these starts, and the most that results may add per task; in tasks of `waits`, models lack cells."""
         rates = space.learning_rates
         if extend is None:
             return results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates)]), Counter()
-        every = results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates.widest)])
-        return _extended(every, rates, extend, results_store, space.tasks if absent else waits)
+        widest = results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates.widest)])
+        return _extended(widest, rates, extend, results_store, space.tasks if absent else waits)
 
     # Without `starts` this leaves out the cells that start from another one.
-    first, to_come = asked()
+    first, to_come = planned()
     if not space.start_from:
         return Planned(first, to_come=to_come.total())
     sources: dict[str, Cell] = {}
@@ -134,36 +134,36 @@ def plan_cells(
         by_pair[cell.model, cell.task].append(cell)
     for model in (grid.model for grid in grids):
         for source in dict.fromkeys(space.start_from.values()):
-            behind = sum(space.cells_of(task) for task, other in space.start_from.items() if other == source)
-            own = by_pair[model.name, source]
-            results = [named(found, cell) for cell in own if (found := results_store.find(cell_key(cell))) is not None]
+            dependent = sum(space.cells_of(task) for task, start in space.start_from.items() if start == source)
+            cells = by_pair[model.name, source]
+            results = results_store.results(cells)
             # Where rates may still be added, no start is chosen: a better one may come, or the first that did not diverge.
-            if len(results) < len(own) or to_come[source]:
-                waiting[source] = waiting.get(source, 0) + behind
+            if len(results) < len(cells) or to_come[source]:
+                waiting[source] = waiting.get(source, 0) + dependent
                 held += sum(
-                    space.cells_added_at_most(task) for task, other in space.start_from.items() if other == source
+                    space.cells_added_at_most(task) for task, start in space.start_from.items() if start == source
                 )
                 continue
             best = best_cell(results)
             if best is None:
-                blocked[f"{model.name}/{source}"] = behind
+                blocked[f"{model.name}/{source}"] = dependent
                 continue
-            sources[best["key"]] = next(cell for cell in own if cell_key(cell) == best["key"])
+            sources[best["key"]] = next(cell for cell in cells if cell_key(cell) == best["key"])
             starts[model.name, source] = Start(best["key"], source)
-    cells, to_come = asked(starts, {task for task, source in space.start_from.items() if source in waiting})
+    cells, to_come = planned(starts, {task for task, source in space.start_from.items() if source in waiting})
     return Planned(cells, sources, waiting, blocked, to_come.total() + held)
 
 
 def _extended(
     cells: Sequence[Cell], listed: Sequence[float], extend: Extend, results_store: ResultsStore, waits: Collection[str]
 ) -> tuple[list[Cell], Counter[str]]:
-    """Return the cells at the listed rates and at those that the present results add, and the most that others may add to each task.
+    """Return the cells at the listed rates and at those that the present results add, and the most that later results may add per task.
 
     Args:
         cells: those at all rates that may be asked for.
         waits: tasks on which there will be cells of other models.
     """
-    found = {(result["model"], result["key"]): result for result in results_store.results(cells)}
+    filed = {(result["model"], result["key"]): result for result in results_store.results(cells)}
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         groups[cell.task, cell.setting].append(cell)
@@ -171,7 +171,7 @@ def _extended(
     for (task, _), group in groups.items():
         results: dict[str, dict[tuple[float, Seed], Mapping[str, Any]]] = {cell.model: {} for cell in group}
         for cell in group:
-            result = found.get((cell.model, cell_key(cell)))
+            result = filed.get((cell.model, cell_key(cell)))
             if result is not None:
                 results[cell.model][cell.learning_rate, Seeds.of(cell.seed)] = result
         seeds = list(dict.fromkeys(Seeds.of(cell.seed) for cell in group))

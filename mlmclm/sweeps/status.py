@@ -48,8 +48,8 @@ class CellState:
     def score(self, split: str) -> float | None:
         """Return the sweep's main metric on a split; None if the result lacks it."""
         scores = ((self.result or {}).get("scores") or {}).get(split) or {}
-        whole = all(name in scores for name in metric_parts(self.cell.metric))
-        return value_of(scores, self.cell.metric) if whole else None
+        complete = all(name in scores for name in metric_parts(self.cell.metric))
+        return value_of(scores, self.cell.metric) if complete else None
 
     def row(self) -> dict[str, Any]:
         """Return the cell and its state as a flat row; a score is a fraction, a duration is in seconds."""
@@ -135,12 +135,12 @@ class SweepStatus:
         self, models: Collection[str] = (), tasks: Collection[str] = (), statuses: Collection[str] = ()
     ) -> list[CellState]:
         """Return the states of these models, tasks and statuses, each all if empty; a `UserError` names an unknown value."""
-        known = {
+        filters = {
             "model": (models, dict.fromkeys(state.cell.model for state in self.states)),
             "task": (tasks, dict.fromkeys(state.cell.task for state in self.states)),
             "status": (statuses, STATUSES),
         }
-        for kind, (asked, allowed) in known.items():
+        for kind, (asked, allowed) in filters.items():
             for value in asked:
                 if value not in allowed:
                     raise unknown(kind, value, allowed, where=f"--{kind}")
@@ -165,19 +165,19 @@ class SweepStatus:
         for value in statuses:
             if value not in AGAIN:
                 raise unknown("status", value, AGAIN, where="--status")
-        there = [state for state in self.chosen(models, tasks) if state.status in ("ok", *AGAIN)]
-        found = {state.cell.key: state.cell.name for state in there if state.status in statuses}
+        finished = [state for state in self.chosen(models, tasks) if state.status in ("ok", *AGAIN)]
+        names = {state.cell.key: state.cell.name for state in finished if state.status in statuses}
         for text in cells:
             hits = {
-                each.cell.key: each.cell.name
-                for each in there
-                if text == each.cell.name or each.cell.key.startswith(text)
+                state.cell.key: state.cell.name
+                for state in finished
+                if text == state.cell.name or state.cell.key.startswith(text)
             }
             if len(hits) != 1:
-                what = f"{len(hits)} results match" if hits else "no result matches"
-                raise UserError(f"--cell {text}: {what}; `mlmclm sweep cells` lists names and keys.")
-            found |= hits
-        return found
+                count = f"{len(hits)} results match" if hits else "no result matches"
+                raise UserError(f"--cell {text}: {count}; `mlmclm sweep cells` lists names and keys.")
+            names |= hits
+        return names
 
     def table(self) -> SweepTable:
         """Return the table that a running sweep shows."""
@@ -230,13 +230,13 @@ class Watch:
                 states.append(CellState(cell, "missing"))
         return SweepStatus(self._manifest, tuple(states))
 
-    def _read(self, there: set[str]) -> dict[str, str]:
+    def _read(self, filed: set[str]) -> dict[str, str]:
         """Read new results, forget deleted ones, and return the messages about damaged ones."""
-        for gone in self._results.keys() - there:
+        for gone in self._results.keys() - filed:
             del self._results[gone]
         damages: dict[str, str] = {}
         keys = dict.fromkeys(cell.key for cell in self._manifest.cells)
-        new = [key for key in keys if key in there and key not in self._results]
+        new = [key for key in keys if key in filed and key not in self._results]
         for start in range(0, len(new), READ_AT_ONCE):
             part = new[start : start + READ_AT_ONCE]
             try:

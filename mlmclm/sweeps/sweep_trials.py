@@ -47,8 +47,8 @@ TIMES_THE_LONGEST, SECONDS_UNTIL_HUNG = 10.0, 600.0
 
 def trials_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
     """Return how many trials may wait for a place: as many as the cluster can have, and some for unknown nodes."""
-    known = most_places(cluster, bundle)
-    return WAITING_TRIALS + (places_now(cluster, bundle) if math.isinf(known) else int(known))
+    most = most_places(cluster, bundle)
+    return WAITING_TRIALS + (places_now(cluster, bundle) if math.isinf(most) else int(most))
 
 
 def in_order(trainings: Collection[Training]) -> list[Training]:
@@ -58,10 +58,10 @@ def in_order(trainings: Collection[Training]) -> list[Training]:
     model the longest come first, so that none of them is left alone at the end; equally long ones keep their order.
     """
     work: dict[str, float] = defaultdict(float)
-    for each in trainings:
-        work[each.first.weights] += each.work
-    places = {weights: place for place, weights in enumerate(sorted(work, key=lambda each: -work[each]))}
-    return sorted(trainings, key=lambda each: (places[each.first.weights], -each.work))
+    for training in trainings:
+        work[training.first.weights] += training.work
+    places = {weights: place for place, weights in enumerate(sorted(work, key=lambda weights: -work[weights]))}
+    return sorted(trainings, key=lambda training: (places[training.first.weights], -training.work))
 
 
 @dataclass
@@ -70,8 +70,8 @@ class _Asked:
 
     Attributes:
         since: when it began the first of them, on the monotonic clock; None if it has not.
-        lost: seconds for which storage had not answered then.
-        ahead: whether its trainings are the next ones; those of a trial that waits for a further place are the last.
+        lost: seconds for which storage had not answered until then.
+        ahead: whether its trainings are the next of those that wait; a trial beyond the known places takes the last one.
         ended: why this sweep has ended it.
         notice: that it waits for storage, in words; empty if it does not.
     """
@@ -90,15 +90,15 @@ class SweepTrials:
     Args:
         cells: the cells to compute, by key.
         on_filed: called with results that are filed now, by key.
-        find: returns those of these keys that have a result, with it.
-        options: of them, `retries` and `time_limit`.
-        like: what all trials have in common; their trainings are set here.
+        find: returns the results of those keys that have one.
+        options: `retries` and `time_limit` of these are used.
+        like: a template of all trials; their trainings are set here.
         shared: says how many trials the cluster has room for, beside other jobs.
         shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
         places: how many trials run at once, as far as is known.
         to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
-        failures: failures of each training so far, by the keys of its cells, as they will stand in its results; those that come
-            are added.
+        failures: failures of each training so far, by the keys of its cells, in the form of `retried_after` in its results; new
+            ones are appended.
         lost: returns the seconds for which storage has not answered so far.
         on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
             name of the node (empty if unknown).
@@ -151,8 +151,8 @@ class SweepTrials:
         self.broken: BaseException | None = None
         """An error in the driver itself."""
         self.hands_over = False
-        """True once there is room for fewer trials than have run at once, or no node for any. Tune keeps the actors of trials that ended
-        until its experiment ends, so this one does, and the next takes what room there is."""
+        """True once there is room for fewer trials than have run at once, or no node for any. Tune keeps the actors of ended
+        trials until its experiment ends. So this experiment ends, and the next one uses the room that is left."""
 
     @property
     def most(self) -> float:
@@ -169,7 +169,7 @@ class SweepTrials:
 
     @property
     def _busy(self) -> list[_Asked]:
-        return [each for each in self._asked.values() if each.since is not None]
+        return [trial for trial in self._asked.values() if trial.since is not None]
 
     @property
     def waiting(self) -> dict[str, Cell]:
@@ -178,7 +178,7 @@ class SweepTrials:
 
     @property
     def over(self) -> bool:
-        """Whether no further trial begins: nothing is left whose cells could come back, or the places are another job's or lost."""
+        """Whether no further trial begins: after a fault, if the sweep loses its places, or once no cells are left that could come back."""
         return self.fault or self.hands_over or not (self._waiting or self._asked)
 
     def next(self, trial_id: str) -> SweepTrial | None:
@@ -187,7 +187,7 @@ class SweepTrials:
             self.tick()  # Tune does nothing else while it waits for a trial
         if self.over or not self._waiting or len(self._asked) >= self.most:
             return None
-        ahead = sum(each.ahead for each in self._asked.values()) < max(self._places, self._most_held)
+        ahead = sum(trial.ahead for trial in self._asked.values()) < max(self._places, self._most_held)
         trainings = [self._waiting.popleft() if ahead else self._waiting.pop()]
         failures = self._failures[trainings[0].keys]
         if ahead and not failures and len(trainings[0].cells) == 1:
@@ -258,13 +258,13 @@ class SweepTrials:
         elif failure is Failure.HUNG:
             error = EnvironmentFault(f"no result after {TIMES_THE_LONGEST:g} times the longest cell of the task")
         failures = self._failures[training.keys]
-        again = any(each["failure"] == Failure.OUT_OF_MEMORY for each in failures)
+        again = any(earlier["failure"] == Failure.OUT_OF_MEMORY for earlier in failures)
         # At most once per training: one that is too large by itself must not slow down all others.
         if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
             self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
             self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
         failures.append({"failure": str(failure), "error": describe(error)})
-        times, bound = sum(each["failure"] == failure for each in failures), self._retries.bound(failure)
+        times, bound = sum(earlier["failure"] == failure for earlier in failures), self._retries.bound(failure)
         if times > bound:
             self._failed(training, error, failure, node)
             return
@@ -281,8 +281,8 @@ class SweepTrials:
         self._progress.tick()
         if time.monotonic() > self._looked + 1:
             self._looked = time.monotonic()
-            for look in (check_node, self._look_at_trials):
-                self.keeping_errors(look)
+            for check in (check_node, self._look_at_trials):
+                self.keeping_errors(check)
 
     def _look_at_trials(self) -> None:
         """End trials that hang or are over the time limit, and the experiment if it has too many of them or no node."""
@@ -299,7 +299,7 @@ class SweepTrials:
                 self._end(name, Failure.HUNG)
         busy, shared = len(self._busy), self._shared
         self.hands_over = self.hands_over or self._most_held > shared.most or not (busy or shared.has_nodes)
-        notices = [each.notice for each in self._busy if each.notice]
+        notices = [trial.notice for trial in self._busy if trial.notice]
         self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
         words = "shares the cluster with another job" if busy else "waiting for its turn: another job uses the cluster"
         self._progress.situation = "" if shared.most == math.inf else words
@@ -326,21 +326,21 @@ class SweepTrials:
             return
         if result["backend"]:
             say_once(f"fine-tuning computes with the backend {result['backend']}")
-        each = result["seconds"] / len(training.cells)
-        for (key, cell), outcome, found in zip(
+        seconds = result["seconds"] / len(training.cells)
+        for (key, cell), outcome, filed in zip(
             training.cells.items(), result["outcomes"], result["results"], strict=True
         ):
             if outcome == TAKEN:
                 self.taken[key] = cell
                 self._progress.given_back(cell)
                 continue
-            self._on_filed({key: found})
+            self._on_filed({key: filed})
             computed = outcome == COMPUTED
             self.computed += computed
             if computed:
-                self._seconds[cell.weights, cell.task] = each
-                self._longest[cell.task] = max(each, self._longest.get(cell.task, 0.0))
-            self._progress.finished(cell, found["status"] if computed else "reused", each if computed else None)
+                self._seconds[cell.weights, cell.task] = seconds
+                self._longest[cell.task] = max(seconds, self._longest.get(cell.task, 0.0))
+            self._progress.finished(cell, filed["status"] if computed else "reused", seconds if computed else None)
 
     def keeping_errors(self, act: Callable[[], None]) -> None:
         """Keep an error for the caller and end the experiment; Tune would wrap it in an error of its own."""
@@ -351,13 +351,13 @@ class SweepTrials:
             self.fault = True
 
     def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
-        """Note that the cells of a training without a result failed; several are first tried one by one."""
+        """Note that a training failed: its cells without a result fail with it, or are tried one by one if it has several."""
         left = dict(training.cells)
         filed = self._find(training.keys)
         self._on_filed(filed)
         self.computed += len(filed)
-        for key, found in filed.items():
-            self._progress.finished(left.pop(key), found["status"])
+        for key, result in filed.items():
+            self._progress.finished(left.pop(key), result["status"])
         if len(training.cells) > 1 and not self.fault:
             self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
             for key, cell in left.items():

@@ -49,7 +49,7 @@ class _Pair:
         means = {place: sum(scores) / len(scores) for place, scores in list(self.validation.items()) if scores}
         if not means:
             return ""
-        setting, rate = min(means, key=lambda place: (-means[place], place[1]))
+        setting, rate = min(means, key=lambda point: (-means[point], point[1]))
         where = f"{rate_text(rate)}, {setting}" if setting else rate_text(rate)
         return f"{100 * means[setting, rate]:.1f} at {where}"
 

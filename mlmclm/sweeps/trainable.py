@@ -60,7 +60,7 @@ class Finetune(tune.Trainable):
     """Fine-tunes a cell; its config comes from `mlmclm.tune.param_space`, or from a sweep.
 
     Reports have `score` (the task's main metric on validation, by which to choose), all scores as `validation/NAME`,
-    and `step`, of training. The last one has scores as `test/NAME` too, the cell's `key` and `status`, and says whether
+    and the training `step`. The last one has scores as `test/NAME` too, the cell's `key` and `status`, and says whether
     it was `computed` or found in the store. Of cells that share a training, the first has these entries, the others have them
     below their task's name: `mnli_mm/score`. A diverged cell's score is NaN. Names are such that MLflow, TensorBoard and W&B
     take them: `ndcg_at_10` for `ndcg@10`.
@@ -77,19 +77,19 @@ class Finetune(tune.Trainable):
         return tune.PlacementGroupFactory([dict(sweep_of(config).bundle())])
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Begin nothing yet, so that errors are those of the first step."""
+        """Prepare the trial without beginning it, so that its errors are raised by the first step."""
         self.load()
         self._cache: dict[Any, Any] = {}
         self._weights = ""
         self._prepared: set[tuple[Path, str]] = set()
         """Models, by folder and precision, whose kernels are compiled."""
-        self._given, self._reports = 0, self._trial(0)
+        self._reported, self._reports = 0, self._trial(0)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Begin another trial with the models and data that this process holds."""
         self.cleanup()
         self.config = new_config
-        self._given, self._reports = 0, self._trial(0)
+        self._reported, self._reports = 0, self._trial(0)
         return True
 
     def load(self) -> None:
@@ -101,7 +101,7 @@ class Finetune(tune.Trainable):
         if self.trial_name is not None:
             setproctitle(f"{RAY_PROCESS}{self.trial_name}")  # Ray sets its own when this returns
         report = next(self._reports)
-        self._given += 1
+        self._reported += 1
         return report
 
     def cleanup(self) -> None:
@@ -109,8 +109,8 @@ class Finetune(tune.Trainable):
         self._reports.close()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Save how far the trial is; its weights follow from that."""
-        return {"config": _plain(self.config), "reports": self._given}
+        """Save the number of reports so far; training up to there again gives the same weights."""
+        return {"config": _plain(self.config), "reports": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Train again up to where a trial of this config was, with the next step.
@@ -123,11 +123,11 @@ class Finetune(tune.Trainable):
                 "a cell is trained with one config from beginning to end; use a scheduler that changes none."
             )
         self.cleanup()
-        self._given = checkpoint["reports"]
-        self._reports = self._trial(self._given)
+        self._reported = checkpoint["reports"]
+        self._reports = self._trial(self._reported)
 
     def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the reports of the trial, without the first ones; but its last one in any case."""
+        """Yield the reports of the trial, without the first `skipped` ones, but always its last one."""
         trial: SweepTrial = sweep_of(self.config).trial(self.config)
         self._store, self._data_root = trial.store, trial.data_root
         self._results_store = ResultsStore(trial.store)
@@ -213,7 +213,7 @@ class Finetune(tune.Trainable):
         def lease(leases: ExitStack, key: str) -> str | None:
             return leases.enter_context(results_store.leases.attempt([results_store.lease(key)]))
 
-        def there(key: str) -> dict[str, Any] | None:
+        def filed_result(key: str) -> dict[str, Any] | None:
             return results_store.find(key) or (results_store.find(key) if results_store.file_unfiled([key]) else None)
 
         with ExitStack() as leases:
@@ -227,8 +227,8 @@ class Finetune(tune.Trainable):
                     )
                 if (yield from self._answered(partial(lease, leases, key))) is not None:
                     outcomes[key] = TAKEN
-                elif (found := (yield from self._answered(partial(there, key)))) is not None:
-                    results[key] = found
+                elif (filed := (yield from self._answered(partial(filed_result, key)))) is not None:
+                    results[key] = filed
                 else:
                     missing.append(cell)
             # File each result before the next evaluation, so that none is lost if a later evaluation fails.
@@ -241,7 +241,7 @@ class Finetune(tune.Trainable):
         return outcomes, results
 
     def _file(self, result: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """File a result; what could not be filed at once is kept, and filed from there."""
+        """File a result; one that cannot be filed at once is kept in the store's folder `unfiled`, and filed from there."""
         first = True
 
         def file() -> None:
@@ -253,7 +253,7 @@ class Finetune(tune.Trainable):
         yield from self._answered(file)
 
     def _answered(self, ask: Callable[[], Answer]) -> Generator[dict[str, Any], None, Answer]:
-        """Return what storage answers; while it doesn't, yield a report from time to time, as long as its retry timeout lasts."""
+        """Return the result of a call to storage; during an outage, yield a report from time to time, until the retry timeout ends."""
         available = self._results_store.availability
         policy, began, since = available.retry, time.monotonic(), datetime.now()
         while True:
@@ -299,13 +299,13 @@ class Finetune(tune.Trainable):
             if computed:
                 self._get_ready(training, None)
                 self._ensure_source(trial)
-                for number, each in enumerate(self.compute([training.cells[key] for key in computed], trial.every)):
-                    if "key" in each:
-                        results_store.write(each)
+                for number, entry in enumerate(self.compute([training.cells[key] for key in computed], trial.every)):
+                    if "key" in entry:
+                        results_store.write(entry)
                     elif number >= skipped:
-                        scores = {"score": each["score"], "metric": _name(training.first.declared.metric)}
-                        report = _place(training, each["step"]) | scores | {"validation": _named(each["validation"])}
-                        yield {**report, "training_iteration": math.ceil(each["step"] / every)}
+                        scores = {"score": entry["score"], "metric": _name(training.first.declared.metric)}
+                        report = _place(training, entry["step"]) | scores | {"validation": _named(entry["validation"])}
+                        yield {**report, "training_iteration": math.ceil(entry["step"] / every)}
         last = _on_results(training, {key: results_store.filed(key) for key in training.keys}, computed)
         # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
         yield {**last, "training_iteration": math.ceil(last["step"] / every), "done": True}
@@ -322,7 +322,7 @@ class Finetune(tune.Trainable):
         kept.ensure(partial(keep_encoder, cell, store=self._store, **options), title=cell_name(cell))
 
     def __repr__(self) -> str:
-        # Ray shows an actor for ever by what it says first, and a sweep's actors have many trials, which their logs name.
+        # Ray shows an actor by its first repr for ever. A sweep's actors have many trials, and their logs name these.
         return str(self.trial_name) if getattr(sweep_of(self.config), "by_itself", True) else type(self).__name__
 
 
@@ -348,12 +348,12 @@ class KeepEncoders(Finetune):
 
 def _on_results(training: Training, results: Mapping[str, dict[str, Any]], computed: Collection[str]) -> dict[str, Any]:
     """Return the entries of a report on the results of a training, given by key; `computed` are the keys of new ones."""
-    steps, found = list[int](), list[tuple[str, dict[str, Any]]]()
+    steps, by_task = list[int](), list[tuple[str, dict[str, Any]]]()
     for key, cell in training.cells.items():
         if key in results:
             result = named(results[key], cell)
             scores = result["scores"] or {}
-            own = {
+            entries = {
                 "score": value_of(scores["validation"], result["metric"]) if scores else math.nan,
                 "metric": _name(result["metric"]),
                 **{split: _named(scores.get(split, {})) for split in ("validation", "test")},
@@ -362,12 +362,12 @@ def _on_results(training: Training, results: Mapping[str, dict[str, Any]], compu
                 "computed": key in computed,
             }
             steps.append(result["diverged_step"] or result["steps"])
-            found.append((cell.task, own))
-    return {**_place(training, steps[0]), **found[0][1], **dict(found[1:])} if found else {}
+            by_task.append((cell.task, entries))
+    return {**_place(training, steps[0]), **by_task[0][1], **dict(by_task[1:])} if by_task else {}
 
 
 def _place(training: Training, step: int) -> dict[str, Any]:
-    """Return what a report says of its trial."""
+    """Return the entries of a report that say which trial it is of, and the step."""
     cell, seed = training.first, seed_value(training.first.seed)
     return {"model": cell.model, "task": training.task, "learning_rate": cell.learning_rate, "seed": seed, "step": step}
 
@@ -382,5 +382,5 @@ def _name(metric: str) -> str:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a config that are a trial's own."""
+    """Return a trial's config without the sweep, which all trials share."""
     return {name: value for name, value in config.items() if name != SWEEP}

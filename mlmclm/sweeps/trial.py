@@ -18,7 +18,7 @@ from mlmclm.sweeps.protocols import searched
 from mlmclm.sweeps.trainings import Training
 
 SWEEP = "sweep"
-"""Entry of a trial's config with what no person needs to read."""
+"""Entry of a trial's config that holds the trial or sweep itself, for programs only."""
 WAITING, COMPUTED, REUSED = "waiting", "computed", "reused"
 USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
 STORAGE_FAULT = "storage fault"
@@ -36,13 +36,13 @@ def seeds_together(seconds: float | None, waiting: int, places: int) -> int:
     Args:
         seconds: of one of them, as far as is known.
         waiting: trainings of the sweep that no trial has yet.
-        places: trials that run at once; each shall have as many of the last ones as the others.
+        places: trials that run at once; the last trainings are shared equally among them.
     """
-    shall = max(SECONDS_OF_A_TRIAL, SECONDS_A_PLACE * places)
-    if seconds is None or seconds >= shall:
+    wanted = max(SECONDS_OF_A_TRIAL, SECONDS_A_PLACE * places)
+    if seconds is None or seconds >= wanted:
         return 1
     share = max(1, waiting // max(1, places))
-    return share if seconds <= 0 else min(share, math.ceil(shall / seconds))
+    return share if seconds <= 0 else min(share, math.ceil(wanted / seconds))
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,10 +50,10 @@ class SweepTrial:
     """A trial: trainings of one model, task and learning rate, with one seed each.
 
     Attributes:
-        registered: what the driver has registered; first, since what follows may need it when it arrives.
-        source: the cell whose encoder they start from, if that is to be made sure of.
+        registered: members that the driver has registered; the first field, as unpickling the others may need these.
+        source: the cell whose encoder they start from, if the trial must make sure that it is kept.
         every: training steps between reports; None for a report on each training alone.
-        failures: earlier failures of the first training, as they will stand in its results.
+        failures: earlier failures of the first training, in the form of `retried_after` in its results.
         resources: what it reserves, by Ray's names.
         seen: a folder of the sweep in the store, which a node that shares the store sees.
         by_itself: whether it raises errors and waits for cells that other processes compute, as a user's own Tuner wants it. A
@@ -117,11 +117,11 @@ def sweep_of(config: Mapping[str, Any]) -> Any:
     Raises:
         UserError: it is not there; `Tuner.restore` leaves it out unless it gets the search space.
     """
-    found = config.get(SWEEP)
-    if isinstance(found, dict):  # Ray refuses to restore a space with another key than this one
-        (found,) = found.values()
-    if not hasattr(found, "trial"):
+    entry = config.get(SWEEP)
+    if isinstance(entry, dict):  # Ray refuses to restore a space with another key than this one
+        (entry,) = entry.values()
+    if not hasattr(entry, "trial"):
         raise UserError(
             "a trial's config comes from mlmclm.tune.param_space; give Tuner.restore the same param_space=."
         )
-    return found
+    return entry

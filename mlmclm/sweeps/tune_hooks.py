@@ -34,9 +34,9 @@ class CellSearch(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next config; None if there is none now."""
-        found = self._trials.next(trial_id)
-        if found is not None:
-            return found.config
+        trial = self._trials.next(trial_id)
+        if trial is not None:
+            return trial.config
         return Searcher.FINISHED if self._trials.over else None
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
@@ -77,9 +77,9 @@ class SweepScheduler(FIFOScheduler, tune.Stopper):
         """
         while self._trials.to_end:
             name = self._trials.to_end.pop()
-            tune_controller.stop_trial(next(each for each in tune_controller.get_trials() if each.trial_id == name))
+            tune_controller.stop_trial(next(trial for trial in tune_controller.get_trials() if trial.trial_id == name))
         if (excess := self._trials.asked - self._trials.most) > 0:
-            pending = [each for each in tune_controller.get_trials() if each.status == Trial.PENDING]
+            pending = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
             for trial in pending[-int(excess) :]:
                 tune_controller.stop_trial(trial)
         while self._new:
