@@ -8,7 +8,7 @@ Finished folders and files are sent there when they are made, and brought when t
 PART/KEY/manifest.json     size and SHA-256 of each file by its name, with its own checksum; written last
     PART/KEY/objects/SHA256    the content of one or several of these files
 
-A folder is there once it has a manifest. Nothing is renamed, and nothing is written twice: objects are named by their
+A folder exists once it has a manifest. Nothing is renamed, and nothing is written twice: objects are named by their
 content, so those of an upload that was interrupted are not sent again, and two processes that make the same folder do
 each other no harm. For a store on a disk, all of this does nothing.
 """
@@ -50,7 +50,7 @@ ATTEMPTS = 3
 
 
 def local_store(given: str | Path) -> Path:
-    """Return the folder of a store: the one that is given, or this machine's of the store at an address.
+    """Return the folder of a store: the given one, or this machine's folder of a store at an address.
 
     Raises:
         UserError: the address cannot be used, or there is no such bucket.
@@ -119,11 +119,11 @@ def upload(folder: Path, files: Mapping[str, Mapping[str, Any]], to: Path) -> No
     """Upload the contents of files, given by name with their checksums; several machines may each upload some of a folder's."""
     address = address_of(to)
     if address is not None and files:
-        there = {path.name for path in (address / OBJECTS).iterdir()}
-        for name, noted in files.items():
-            if noted["sha256"] not in there:
-                (address / OBJECTS / noted["sha256"]).upload(folder / name)
-                there.add(noted["sha256"])
+        uploaded = {path.name for path in (address / OBJECTS).iterdir()}
+        for name, recorded in files.items():
+            if recorded["sha256"] not in uploaded:
+                (address / OBJECTS / recorded["sha256"]).upload(folder / name)
+                uploaded.add(recorded["sha256"])
 
 
 def write_manifest(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -136,8 +136,8 @@ def write_manifest(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
 def bring(folder: Path, *, of: Path | None = None) -> bool:
     """Fetch a folder that this machine doesn't have; return whether there is one.
 
-    The caller has looked whether the folder is here. One process of the machine fetches it, and it appears whole. A folder
-    whose objects are missing or damaged is reported, and counts as none from now on.
+    The caller has checked that the folder is not here. One process of the machine fetches it, and it appears whole. A
+    folder whose objects are missing or damaged is reported, and its manifest is deleted.
 
     Args:
         of: the path in the store under which it is kept; by default its own.
@@ -177,20 +177,20 @@ def at_hand(folder: Path, mark: str) -> Path:
 
 def _fetch(objects: ObjectPath, files: dict[str, Any], folder: Path) -> None:
     """Fetch the files of a folder that are not here, as its manifest lists them."""
-    wanted = {name: noted for name, noted in files.items() if not (folder / name).is_file()}
+    wanted = {name: recorded for name, recorded in files.items() if not (folder / name).is_file()}
     with temporary_folder(folder) as temporary:
-        same: dict[str, list[Path]] = {}
-        for name, noted in wanted.items():
+        targets: dict[str, list[Path]] = {}
+        for name, recorded in wanted.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            same.setdefault(noted["sha256"], []).append(temporary / name)
+            targets.setdefault(recorded["sha256"], []).append(temporary / name)
 
         def download(sha256: str) -> None:
-            first, *others = same[sha256]
+            first, *copies = targets[sha256]
             _download(objects / sha256, first, sha256)
-            for other in others:
-                os.link(first, other)
+            for copy in copies:
+                os.link(first, copy)
 
-        for_each(same, download)  # all of them, so that every damaged object is set aside
+        for_each(targets, download)  # all of them, so that every damaged object is set aside
         share(temporary)
         if not folder.exists():
             temporary.rename(folder)
@@ -252,10 +252,10 @@ def bring_files(folder: Path) -> None:
     if address is not None:
         paths = address.iterdir()
         for path, content in zip(paths, read_all(paths), strict=True):
-            own = folder / path.below(address)
-            busy = is_locked(folder / own.relative_to(folder).parts[0] / ".lock")
-            if content is not None and not busy and not (own.is_file() and own.read_bytes() == content):
-                write_atomic(own, content)
+            target = folder / path.below(address)
+            busy = is_locked(folder / target.relative_to(folder).parts[0] / ".lock")
+            if content is not None and not busy and not (target.is_file() and target.read_bytes() == content):
+                write_atomic(target, content)
 
 
 def send_file(path: Path) -> None:

@@ -64,10 +64,10 @@ def arrow_batches(source: pa.NativeFile, path: Path) -> tuple[pa.Schema, Iterato
     if first is None:
         raise pa.ArrowInvalid("it is empty")
     schema = pa.ipc.read_schema(first)
-    strange = next((field for field in schema if not _is_plain(field.type)), None)
-    if strange is not None:
+    unsupported = next((field for field in schema if not _is_plain(field.type)), None)
+    if unsupported is not None:
         raise UserError(
-            f"{path}: the column {strange.name!r} is stored as {strange.type}, which is not read from Arrow files. Save it as Parquet."
+            f"{path}: the column {unsupported.name!r} is stored as {unsupported.type}, which is not read from Arrow files. Save it as Parquet."
         )
     return schema, _checked(messages, schema, path)
 

@@ -94,7 +94,7 @@ class Artifact(ABC):
 
     @property
     def leases(self) -> Leases:
-        """The leases among which its own is."""
+        """The leases of the store, which its own is one of."""
         return leases_of(self.store)
 
     def leased(
@@ -107,8 +107,8 @@ class Artifact(ABC):
             title: what it is, for the message that another process is waited for.
         """
 
-        def waiting(other: str) -> None:
-            say(f"{title or self.key}: waiting for {other}, which {self.makes} it")
+        def waiting(holder: str) -> None:
+            say(f"{title or self.key}: waiting for {holder}, which {self.makes} it")
 
         return self.leases.wait(lambda: [] if there() else [self.lease], waiting)
 
@@ -133,8 +133,8 @@ class FolderArtifact(Artifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
         """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
-        there = {folder.name for folder in names_at(store / cls.part) if KEY.fullmatch(folder.name)}
-        for key in sorted(there | {folder.name for folder in folders_in(store / cls.part)}):
+        sent = {folder.name for folder in names_at(store / cls.part) if KEY.fullmatch(folder.name)}
+        for key in sorted(sent | {folder.name for folder in folders_in(store / cls.part)}):
             yield cls(store, key).brought()
 
     @property
@@ -160,7 +160,7 @@ class FolderArtifact(Artifact):
         return (self.folder / self.mark).is_file() or bring(self.folder)
 
     def brought(self) -> Self:
-        """Return it after `is_here`."""
+        """Return it, after fetching it if need be (`is_here`)."""
         self.is_here()
         return self
 
@@ -192,13 +192,13 @@ class FolderArtifact(Artifact):
             EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
         """
 
-        def there() -> bool:
+        def intact() -> bool:
             return self.damage(read=read) is None
 
-        with self.leased(there, title=title or str(self.folder)):
-            if not there():
+        with self.leased(intact, title=title or str(self.folder)):
+            if not intact():
                 self.set_aside(read=read)
-            if not there():  # the store's address may have an intact one
+            if not intact():  # the store's address may have an intact one
                 with whole_folder(self.folder) as temporary:
                     make(temporary)
                     self.seal(temporary)
@@ -211,10 +211,10 @@ class FolderArtifact(Artifact):
 
     def set_aside(self, *, read: bool = True, title: str | None = None) -> None:
         """Rename a damaged folder and say so; do nothing if it isn't there or is intact. The caller holds the lease."""
-        found = self.damage(read=read) if self.folder.is_dir() else None
-        if found is not None:
+        reason = self.damage(read=read) if self.folder.is_dir() else None
+        if reason is not None:
             aside = set_aside(self.folder).name
-            say(f"{title or self.folder} is not used: {found}. It is kept as {aside} and {self.remade}.")
+            say(f"{title or self.folder} is not used: {reason}. It is kept as {aside} and {self.remade}.")
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -52,13 +52,13 @@ def damage(folder: Path, *, read: bool = True, names: Iterable[str] | None = Non
         for name in sums if names is None else names:
             if name not in sums:
                 return f"{name} has been added: it is not among the files that were written"
-            path, noted = folder / name, sums[name]
+            path, recorded = folder / name, sums[name]
             if not path.is_file():
                 return f"{name} is missing"
             size = path.stat().st_size
-            if size != noted["bytes"]:
-                return f"{name} has {size:,} bytes instead of {noted['bytes']:,}"
-            if read and hash_file(path) != noted["sha256"]:
+            if size != recorded["bytes"]:
+                return f"{name} has {size:,} bytes instead of {recorded['bytes']:,}"
+            if read and hash_file(path) != recorded["sha256"]:
                 return f"{name} is not what was written: its checksum differs"
     # The file of checksums may itself be damaged, in any way.
     except (UserError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -72,9 +72,9 @@ def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
     Raises:
         UserError: a file differs from what was written; the message names the file and the remedy.
     """
-    found = damage(folder, names=names) if noted(folder) else None
-    if found is not None:
-        raise UserError(f"{folder}: {found}. {remedy}")
+    reason = damage(folder, names=names) if noted(folder) else None
+    if reason is not None:
+        raise UserError(f"{folder}: {reason}. {remedy}")
 
 
 def noted(folder: Path) -> bool:

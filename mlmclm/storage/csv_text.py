@@ -38,9 +38,9 @@ def csv_text(frame: pd.DataFrame) -> str:
     texts: dict[str, Any] = {
         str(name): column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"
     }
-    shown = frame.assign(**texts).rename(columns=safe_cell)
+    safe = frame.assign(**texts).rename(columns=safe_cell)
     # Other programs end a line at a carriage return, for which the writer's own rule does not quote.
-    every = chain(shown.columns, *texts.values())
-    returns = any(isinstance(value, str) and "\r" in value for value in every)
+    cells = chain(safe.columns, *texts.values())
+    returns = any(isinstance(value, str) and "\r" in value for value in cells)
     quoting: Literal[0, 2] = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
-    return str(shown.to_csv(index=False, lineterminator="\n", quoting=quoting))
+    return str(safe.to_csv(index=False, lineterminator="\n", quoting=quoting))

@@ -79,7 +79,7 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
     import pyarrow.parquet
 
     kind = kind_of(path)
-    with _whole(path):
+    with _reader_errors(path):
         # pyarrow reads an uncompressed Parquet file by itself, without loading all of it as bytes first.
         if kind == ".parquet" and not is_compressed(path):
             deque(bounded_groups(path, path), maxlen=0)
@@ -104,7 +104,7 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: the file is truncated or is not UTF-8.
     """
-    with _whole(path):
+    with _reader_errors(path):
         return _read_utf8(path).decode()
 
 
@@ -126,7 +126,7 @@ def lines_of(path: Path) -> Iterator[str]:
         UserError: as for `read_text`.
     """
     try:
-        with _whole(path), open_text(path) as text:
+        with _reader_errors(path), open_text(path) as text:
             yield from text
     except UnicodeDecodeError:
         read_text(path)  # says on which line
@@ -139,12 +139,12 @@ def read_start(path: Path) -> str:
     Raises:
         UserError: the file is truncated.
     """
-    with _whole(path), open_bytes(path) as file:
+    with _reader_errors(path), open_bytes(path) as file:
         return file.read(1 << 16).removeprefix(_MARK).decode(errors="replace")
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _reader_errors(path: Path) -> Iterator[None]:
     """Turn the errors of readers into a `UserError`."""
     import pyarrow as pa
 
@@ -207,20 +207,20 @@ def files_of(folders: Iterable[Path], names: Iterable[str], kinds: Sequence[str]
     Raises:
         UserError: some parts are missing or duplicated.
     """
-    there = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    existing = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for name in names:
-        for folder in there:
-            place = folder / name
-            beside = _files_in(place.parent, kinds)
-            whole = _one_kind([file for file in beside if _stem_and_kind(file)[0] == place.name], kinds)
-            if whole:
-                return whole[:1]
-            parts = [file for file in beside if (part := _part_of(file)) and part["split"] == place.name]
-            inside = [file for file in _files_in(place, kinds) if file.name not in NO_TABLES]
-            found = _one_kind(parts, kinds) or _one_kind(inside, kinds)
-            if found:
-                _check_parts(found)
-                return found
+        for folder in existing:
+            target = folder / name
+            beside = _files_in(target.parent, kinds)
+            single = _one_kind([file for file in beside if _stem_and_kind(file)[0] == target.name], kinds)
+            if single:
+                return single[:1]
+            parts = [file for file in beside if (part := _part_of(file)) and part["split"] == target.name]
+            inside = [file for file in _files_in(target, kinds) if file.name not in NO_TABLES]
+            files = _one_kind(parts, kinds) or _one_kind(inside, kinds)
+            if files:
+                _check_parts(files)
+                return files
     return []
 
 
@@ -270,12 +270,13 @@ def _check_text(path: Path, content: bytes) -> None:
 
 
 def delimiter_of(content: bytes, kind: str) -> tuple[int, str]:
-    """Return where a CSV or TSV file's first row begins, and what divides its fields.
+    """Return the offset of a CSV or TSV file's first row, and its delimiter.
 
-    A line `sep=;` says so. CSV without a comma in its first line is divided by tabs, semicolons (as Excel writes in many countries) or bars.
+    A first line `sep=;` states it. Otherwise, CSV without a comma in its first line is divided by tabs, semicolons (as Excel writes in
+    many countries) or bars.
     """
-    if said := _DELIMITER_LINE.match(content):
-        return said.end(), said[1].decode()
+    if stated := _DELIMITER_LINE.match(content):
+        return stated.end(), stated[1].decode()
     first = re.sub(rb'"[^"]*"', b"", content.partition(b"\n")[0])
     signs = "\t;|" if kind == ".csv" and b"," not in first else ""
     return 0, next((sign for sign in signs if sign.encode() in first), DELIMITERS[kind])
@@ -306,10 +307,10 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
                 raise UserError(
                     f"{path}, line {line}: a quoted field goes on behind its closing mark. Within such a field, write a quotation mark twice."
                 )
-    odd: list[pyarrow.csv.InvalidRow] = []
+    invalid: list[pyarrow.csv.InvalidRow] = []
 
     def refuse(row: pyarrow.csv.InvalidRow) -> str:
-        odd.append(row)
+        invalid.append(row)
         return "error"
 
     # Columns are first called f0, f1 and so on, and none gets a guessed type: 007 is not 7, and NA is a word.
@@ -323,12 +324,12 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
             pyarrow.csv.ConvertOptions(column_types=types),
         )
     except pa.ArrowInvalid as error:
-        if not odd:
+        if not invalid:
             raise
-        found = re.search(rb"(?:\A|[\r\n])" + re.escape(odd[0].text.encode()) + rb"(?=[\r\n]|\Z)", content)
-        where = content.count(b"\n", 0, found.start() + 1) + 1 if found else "unknown"
+        match = re.search(rb"(?:\A|[\r\n])" + re.escape(invalid[0].text.encode()) + rb"(?=[\r\n]|\Z)", content)
+        where = content.count(b"\n", 0, match.start() + 1) + 1 if match else "unknown"
         raise pa.ArrowInvalid(
-            f"line {where} has {odd[0].actual_columns} fields and the first {odd[0].expected_columns}: {cut(odd[0].text, 60)}"
+            f"line {where} has {invalid[0].actual_columns} fields and the first {invalid[0].expected_columns}: {cut(invalid[0].text, 60)}"
         ) from error
     if table.num_columns > _MOST_COLUMNS:
         raise UserError(f"{path}: it has {table.num_columns:,} columns; at most {_MOST_COLUMNS:,} can be read.")
@@ -340,8 +341,8 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
             f"{path}: its first line has {len(first)} fields, none of them a name of the task's header, "
             f"which names {len(header)}: {', '.join(header)}."
         )
-    again = reduce(pyarrow.compute.and_, map(pyarrow.compute.equal, table.columns, header))
-    if len(header) > 1 and (row := pyarrow.compute.index(again, True).as_py()) >= 0:
+    repeated = reduce(pyarrow.compute.and_, map(pyarrow.compute.equal, table.columns, header))
+    if len(header) > 1 and (row := pyarrow.compute.index(repeated, True).as_py()) >= 0:
         raise UserError(
             f"{path}: row {row + 1} repeats the header ({', '.join(header)}). Delete it: files were joined there."
         )
@@ -349,8 +350,8 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
     filled = [pyarrow.compute.any(pyarrow.compute.not_equal(column, "")).as_py() for column in table.columns]
     nothing = pa.nulls(table.num_rows)
     columns = [column if has else nothing for column, has in zip(table.columns, filled, strict=True)]
-    kept = [place for place, name in enumerate(header) if name.strip() or filled[place]]
-    return pa.table([columns[place] for place in kept], names=[header[place] for place in kept])
+    kept = [number for number, name in enumerate(header) if name.strip() or filled[number]]
+    return pa.table([columns[number] for number in kept], names=[header[number] for number in kept])
 
 
 def _block(content: bytes) -> int:

@@ -64,7 +64,7 @@ def bounded_groups(
             if columns is None or schema.column(leaf).path.partition(".")[0] in columns
         ]
         texts = [leaf for leaf in leaves if schema.column(leaf).physical_type == "BYTE_ARRAY"]
-        with ParquetFile(source, read_dictionary=[schema.column(leaf).path for leaf in texts]) as once:
+        with ParquetFile(source, read_dictionary=[schema.column(leaf).path for leaf in texts]) as encoded:
             for group in range(metadata.num_row_groups):
                 chunks = {leaf: metadata.row_group(group).column(leaf) for leaf in leaves}
                 for leaf, chunk in chunks.items():
@@ -78,7 +78,7 @@ def bounded_groups(
                         rows = max(1, min(_ROWS, FREE_BYTES // max(1, chunks[leaf].total_uncompressed_size)))
                         size = _added(file, group, name, rows, size, path)
                     elif encodings & _STORED_ONCE:
-                        size = _added(once, group, name, _rows(chunks[leaf]), size, path)
+                        size = _added(encoded, group, name, _rows(chunks[leaf]), size, path)
                 yield file, group
 
 

@@ -132,11 +132,11 @@ def places_of(path: str | Path, beside: Path | None, data_root: Path | None = No
 
     `beside` is the file's folder; it is None if no file names the path.
     """
-    own = expanded(path)
-    if own.is_absolute():
-        return [own]
-    first = [beside / own] if beside is not None and beside.parts else []
-    return [*first, own, *([data_root / own] if data_root is not None else [])]
+    target = expanded(path)
+    if target.is_absolute():
+        return [target]
+    first = [beside / target] if beside is not None and beside.parts else []
+    return [*first, target, *([data_root / target] if data_root is not None else [])]
 
 
 def first_there(places: Iterable[Path]) -> Path | None:
@@ -149,7 +149,7 @@ def nearest(missing: Iterable[Path]) -> str:
     for path in missing:
         folder, name = next((up, path.relative_to(up).parts[0]) for up in path.parents if up.is_dir())
         with suppress(PermissionError):
-            if question := meant(name, sorted(each.name for each in folder.iterdir())):
+            if question := meant(name, sorted(entry.name for entry in folder.iterdir())):
                 return question
     return ""
 
@@ -289,9 +289,9 @@ def check_folder(path: Path) -> Path:
     Raises:
         UserError: a file is in its place, or in that of a folder above it.
     """
-    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
-    if not there.is_dir():
-        raise UserError(f"{path}: {there} is a file; name a folder to write to.")
+    existing = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise UserError(f"{path}: {existing} is a file; name a folder to write to.")
     return path
 
 

@@ -35,7 +35,7 @@ def table_of_json(content: str, where: object, *, whole: bool) -> pa.Table:
     try:
         count, columns = _columns(rows_of_json(content, where, whole=whole))
         if not _is_sparse(count, columns):
-            return pa.table({name: _array(_filled(count, *own)) for name, own in columns.items()})
+            return pa.table({name: _array(_filled(count, *column)) for name, column in columns.items()})
     except UnicodeEncodeError as error:
         raise UserError(f"{where}: it holds text that is no Unicode ({error.reason}).") from error
     raise UserError(
@@ -88,8 +88,8 @@ def _values(content: str, where: object) -> Iterator[Any]:
 
 
 def _after_space(content: str, place: int) -> int:
-    found = _SPACE.match(content, place)
-    return found.end() if found else place
+    spaces = _SPACE.match(content, place)
+    return spaces.end() if spaces else place
 
 
 def _of_object(value: Mapping[str, Any], where: object) -> Iterable[Row]:
@@ -132,34 +132,33 @@ def _are_numbers(keys: Iterable[str]) -> bool:
 
 def _columns(rows: Iterable[Row]) -> tuple[int, dict[str, tuple[list[int], list[Any]]]]:
     """Return the number of rows, and of each key the rows that have it and their values; keys in order of appearance."""
-    found: dict[str, tuple[list[int], list[Any]]] = {}
+    columns: dict[str, tuple[list[int], list[Any]]] = {}
     count = 0
     for row in rows:
         for name, value in row.items():
-            if name not in found:
-                found[name] = [], []
-            places, values = found[name]
+            if name not in columns:
+                columns[name] = [], []
+            places, values = columns[name]
             places.append(count)
             values.append(value)
         count += 1
-    return count, found
+    return count, columns
 
 
 def _is_sparse(count: int, columns: Mapping[str, tuple[list[int], list[Any]]]) -> bool:
     """Return whether a table would be almost empty: it would take the square of the time that reading the objects takes."""
-    return len(columns) > MOST_SPARSE and MOST_SPARSE * sum(len(own[1]) for own in columns.values()) < count * len(
-        columns
-    )
+    filled = sum(len(values) for _, values in columns.values())
+    return len(columns) > MOST_SPARSE and MOST_SPARSE * filled < count * len(columns)
 
 
 def _filled(count: int, places: Sequence[int], values: list[Any]) -> list[Any]:
     """Return a column with None where a row lacks it."""
     if len(values) == count:
         return values
-    whole: list[Any] = [None] * count
+    filled: list[Any] = [None] * count
     for place, value in zip(places, values, strict=True):
-        whole[place] = value
-    return whole
+        filled[place] = value
+    return filled
 
 
 def _array(values: list[Any]) -> pa.Array:
@@ -183,7 +182,7 @@ def _array(values: list[Any]) -> pa.Array:
         if not columns:
             return pa.array(values, pa.struct([]))
         if not _is_sparse(count, columns):
-            fields = [_array(_filled(count, *own)) for own in columns.values()]
+            fields = [_array(_filled(count, *column)) for column in columns.values()]
             mask = pa.array([value is None for value in values])
             return pa.StructArray.from_arrays(fields, names=list(columns), mask=mask)
     if kinds & {list, dict}:

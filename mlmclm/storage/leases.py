@@ -139,16 +139,16 @@ class Leases:
         The lease of another machine counts as dead by the clocks of this machine and of the file system, which is good
         enough to show; `holder` decides by this process's clock alone.
         """
-        found = {}
+        holders = {}
         for path in sorted(self.folder.glob(f"{prefix}*")):
             with suppress(OSError), path.open("rb") as file:  # it may have been released meanwhile
-                held = read_lease(file.read())
-                if held["machine"] == self._machine:
+                who = read_lease(file.read())
+                if who["machine"] == self._machine:
                     alive = _lock(file.fileno(), fcntl.LOCK_SH) is not True
                 else:
                     alive = time.time() - os.fstat(file.fileno()).st_mtime < self._seconds
-                found[path.name.removeprefix(prefix)] = Holder(held["host"], held["process"], held.get("since"), alive)
-        return found
+                holders[path.name.removeprefix(prefix)] = Holder(who["host"], who["process"], who.get("since"), alive)
+        return holders
 
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:
@@ -159,10 +159,10 @@ class Leases:
                     if self._take(name, stack):
                         break
                     # None means that the lease was released or its holder is dead: try again.
-                    if (other := self.holder(name)) is not None:
+                    if (holder := self.holder(name)) is not None:
                         # Holding some leases while waiting for others could block two processes forever.
                         stack.close()
-                        yield other
+                        yield holder
                         return
                     if failures == MOST_TRIES:
                         raise EnvironmentFault(
@@ -182,12 +182,12 @@ class Leases:
         """
         said = False
         while True:
-            with self.attempt(names()) as other:
-                if other is None:
+            with self.attempt(names()) as holder:
+                if holder is None:
                     yield
                     return
             if not said:
-                waiting(other)
+                waiting(holder)
                 said = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -270,13 +270,13 @@ class ObjectLeases(Leases):
 
     def held(self, prefix: str) -> dict[str, Holder]:
         paths = [path for path in self._objects.iterdir() if path.name.startswith(prefix)]
-        found = {}
+        holders = {}
         for path, content in zip(paths, read_all(paths), strict=True):
             if content is not None:
-                held = read_lease(content)
-                alive = time.time() - held.get("renewed", 0.0) < self._seconds
-                found[path.name.removeprefix(prefix)] = Holder(held["host"], held["process"], held.get("since"), alive)
-        return found
+                who = read_lease(content)
+                alive = time.time() - who.get("renewed", 0.0) < self._seconds
+                holders[path.name.removeprefix(prefix)] = Holder(who["host"], who["process"], who.get("since"), alive)
+        return holders
 
     def _take(self, name: str, stack: ExitStack) -> bool:
         path, now = self._objects / name, round(time.time(), 3)

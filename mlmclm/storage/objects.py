@@ -76,8 +76,8 @@ class Bucket:
             try:
                 return request(self.files)
             except Exception as error:
-                told = self.told(where, error)
-                raise told from (None if told is error else error)
+                raised = self.told(where, error)
+                raise raised from (None if raised is error else error)
 
         return self.availability.keep_asking(once, waits=waits)
 
@@ -205,8 +205,8 @@ class ObjectPath:
 
     def below(self, prefix: ObjectPath) -> str:
         """Return the rest of the path after a prefix of it."""
-        own, other = (path.url.partition("://")[2].strip("/") for path in (self, prefix))
-        return own.removeprefix(f"{other}/")
+        full, root = (path.url.partition("://")[2].strip("/") for path in (self, prefix))
+        return full.removeprefix(f"{root}/")
 
     def with_suffix(self, suffix: str) -> ObjectPath:
         """Return the path with another suffix."""
@@ -312,15 +312,15 @@ def read_all(paths: Sequence[ObjectPath]) -> list[bytes | None]:
 
     def read(files: Any) -> None:
         # What has been read before the store stopped answering is not read again.
-        left = {files._strip_protocol(path.url): path.url for path in paths if path.url not in contents}
-        if not left:
+        remaining = {files._strip_protocol(path.url): path.url for path in paths if path.url not in contents}
+        if not remaining:
             return
         failed = None
-        for name, content in files.cat(list(left.values()), on_error="return", **bucket.reading).items():
+        for name, content in files.cat(list(remaining.values()), on_error="return", **bucket.reading).items():
             if not isinstance(content, Exception):
-                contents[left[name]] = bytes(content)
+                contents[remaining[name]] = bytes(content)
             elif isinstance(bucket.told(name, content), FileNotFoundError):
-                contents[left[name]] = None
+                contents[remaining[name]] = None
             else:
                 failed = content
         if failed is not None:

@@ -32,11 +32,11 @@ def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: P
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or len(Path(text).parts) > 1:
         places = places_of(text, beside)
-        found = first_there(places)
-        if found is None:
+        path = first_there(places)
+        if path is None:
             near = next(filter(None, map(meant_path, places)), "")
             raise UserError(f"{kind} {text}: no such file; looked for {' and '.join(map(str, places))}.{near}")
-        return found
+        return path
     if text not in names_in(folder):
         raise unknown(kind, text, names_in(folder))
     return folder / f"{text}.yaml"

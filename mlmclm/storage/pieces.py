@@ -73,8 +73,8 @@ def size_of(path: Path | ObjectPath) -> int:
 
 def seal_damage(read: Callable[[], bytes | None]) -> str | None:
     """Return what is wrong with a JSON file that has its own checksum; None if nothing is."""
-    found = parsed(read)
-    return found if isinstance(found, str) else None
+    result = parsed(read)
+    return result if isinstance(result, str) else None
 
 
 def parsed(read: Callable[[], bytes | None], *, sealed: bool = True) -> dict[str, Any] | str:

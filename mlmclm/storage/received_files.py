@@ -1,4 +1,4 @@
-"""The gate for folders that others have made: which of their files are read, and what JSON in them may hold.
+"""Checks of folders that others have made: which of their files are read, and what JSON in them may hold.
 
 A file is read if it lies inside the folder. Names that climb, and links that lead out, could have a reader's own files read or
 replaced; a name pipe would never end. Links into the blobs of the Hub's cache are fine, because downloads consist of them.
@@ -98,10 +98,10 @@ def received(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> di
             differs from its checksum.
     """
     sums = plain_json(inside(folder, folder / CHECKSUMS).read_bytes(), folder / CHECKSUMS)
-    if not isinstance(sums, dict) or not all(_is_sum(noted) for noted in sums.values()):
+    if not isinstance(sums, dict) or not all(_is_sum(recorded) for recorded in sums.values()):
         raise UserError(f"{folder / CHECKSUMS}: expected the bytes and sha256 of each file by its name.")
     check_names(sums, allowed, folder / CHECKSUMS)
-    if sum(noted["bytes"] for noted in sums.values()) > LARGEST:
+    if sum(recorded["bytes"] for recorded in sums.values()) > LARGEST:
         raise UserError(f"{folder / CHECKSUMS}: the files have more than {LARGEST:,} bytes, the most that is read.")
     for path in _links(folder):
         _check_place(folder, path)
@@ -109,15 +109,15 @@ def received(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> di
         for path in (folder / part).glob("*"):
             if f"{part}/{path.name}" not in sums:
                 raise UserError(f"{path}: it has been added: {CHECKSUMS} does not list it. Remove it.")
-    return {name: _content(folder, name, noted) for name, noted in sums.items()}
+    return {name: _content(folder, name, recorded) for name, recorded in sums.items()}
 
 
-def _is_sum(noted: Any) -> bool:
+def _is_sum(recorded: Any) -> bool:
     return (
-        isinstance(noted, dict)
-        and type(noted.get("bytes")) is int
-        and bool(noted["bytes"] >= 0)
-        and isinstance(noted.get("sha256"), str)
+        isinstance(recorded, dict)
+        and type(recorded.get("bytes")) is int
+        and bool(recorded["bytes"] >= 0)
+        and isinstance(recorded.get("sha256"), str)
     )
 
 
@@ -128,13 +128,13 @@ def _links(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _content(folder: Path, name: str, noted: dict[str, Any]) -> bytes:
+def _content(folder: Path, name: str, recorded: dict[str, Any]) -> bytes:
     path = inside(folder, folder / name)
     size = path.stat().st_size
-    if size != noted["bytes"]:
-        raise UserError(f"{path}: it has {size:,} bytes instead of {noted['bytes']:,}; the folder is damaged.")
+    if size != recorded["bytes"]:
+        raise UserError(f"{path}: it has {size:,} bytes instead of {recorded['bytes']:,}; the folder is damaged.")
     content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != noted["sha256"]:
+    if hashlib.sha256(content).hexdigest() != recorded["sha256"]:
         raise UserError(f"{path}: it is not what was written: its checksum differs.")
     return content
 
@@ -146,21 +146,21 @@ def plain_json(content: bytes | str, where: object) -> Any:
         UserError: it is something else; the message starts with `where`.
     """
     try:
-        found = json.loads(
+        value = json.loads(
             content, parse_constant=_number, parse_float=_number, parse_int=_whole, object_pairs_hook=unique_keys
         )
-        _check_depth(found)
+        _check_depth(value)
     except RecursionError as error:
         raise UserError(f"{where}: not JSON that can be read (nested too deeply).") from error
     except ValueError as error:  # of the text's encoding, too
         raise UserError(f"{where}: not JSON as it is expected here ({one_line(error, 300)}).") from error
-    return found
+    return value
 
 
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(_DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        inner = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
         level = list(chain.from_iterable(inner))
         if not level:
             return
@@ -168,10 +168,10 @@ def _check_depth(value: Any) -> None:
 
 
 def _number(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found) or abs(found) > LARGEST_NUMBER:
+    number = float(text)
+    if not math.isfinite(number) or abs(number) > LARGEST_NUMBER:
         raise ValueError(f"the number {cut(text, 40)}; numbers are finite, and at most {LARGEST_NUMBER:g}")
-    return found
+    return number
 
 
 def _whole(text: str) -> int:
@@ -182,8 +182,8 @@ def _whole(text: str) -> int:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; raise a `ValueError` if a key is there twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {cut(next(name for name in names if names.count(name) > 1), 40)!r} is there twice")
-    return found
+    return value

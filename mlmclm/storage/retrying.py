@@ -1,4 +1,4 @@
-"""Storage that does not answer: requests are repeated with growing pauses, and one place says so.
+"""Storage that does not answer: requests are repeated with growing pauses, and outages are reported in one place.
 
 An outage costs time and nothing else. `Availability` repeats a request until storage answers or the time
 ends, says that storage is being waited for, and counts the seconds that were lost. Leases and time limits leave these out.
@@ -72,7 +72,7 @@ class Availability:
         """Requests that have failed and will be repeated."""
         self._since = ""
         self._start = 0.0
-        """When the first request failed of the outage that was said last."""
+        """When the outage that was reported last began."""
         self._said: float | None = None
         self._lost = 0.0
         self._stuck: float | None = None
@@ -159,7 +159,7 @@ class Availability:
         return lasted
 
     def _answered(self, *, waited: bool) -> None:
-        """Note an answer; what was said of an outage holds as long as any other request waits."""
+        """Note an answer; an outage that was reported lasts until no other request waits any more."""
         with self._lock:
             now, said = time.monotonic(), None
             self._began = None

@@ -1,4 +1,4 @@
-"""Files that keys are of, compared with themselves: what was read is what was hashed, or nothing is filed.
+"""Check that the files that are read are those that were hashed for a key; if they have changed, nothing is filed.
 
 A file's mark is its size, its inode and its times. What was read of it counts as what was hashed if the mark before the
 hash is still the mark after the reading. So nothing is hashed twice, and nothing that was not compared is ever used. If
@@ -29,10 +29,10 @@ def marked_hash(file: Path) -> tuple[Mark, str]:
     """Return a file's mark and the SHA-256 (hex) of its bytes; a `UserError` says that it changed meanwhile."""
     with file.open("rb") as handle:
         mark = mark_of(os.fstat(handle.fileno()))
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         if mark_of(os.fstat(handle.fileno())) != mark:
             raise changed(file)
-    return mark, found
+    return mark, sha256
 
 
 def changed(file: Path) -> UserError:
