@@ -1,4 +1,4 @@
-"""Arguments of the functions of `import mlmclm`: the folders that many take, and the refusal of those that one doesn't have."""
+"""Arguments of the functions of `import mlmclm`: the folders that many of them take, and the refusal of unknown arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ParamSpec, TypedDict, TypeVar
 
 from mlmclm.errors import UnknownArgument, unknown
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 SECONDS_FOR_NODES = 3600.0
@@ -31,23 +31,23 @@ class StudyFolders(TypedDict, total=False):
     """Seconds for which an outage of the object store of a store at an address is waited for; the store remembers it."""
 
 
-def known_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Let a function refuse arguments that it does not have, with the nearest; `**folders` are the `StudyFolders`.
+def known_arguments(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Let a function refuse unknown arguments, with the nearest known name; `**folders` are the `StudyFolders`.
 
-    Python itself would take any name for one of the folders.
+    Python itself would accept any name as one of `**folders`.
     """
     parameters = inspect.signature(function).parameters.values()
-    named_ones = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [each.name for each in parameters if each.kind in named_ones and each.name != "self"]
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        known += StudyFolders.__annotations__
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    allowed = [parameter.name for parameter in parameters if parameter.kind in kinds and parameter.name != "self"]
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        allowed += StudyFolders.__annotations__
     title = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
-    def checked(*given: Given.args, **named: Given.kwargs) -> Returned:
+    def checked(*args: Arguments.args, **named: Arguments.kwargs) -> Returned:
         for name in named:
-            if name not in known:
-                raise UnknownArgument(str(unknown("argument", name, known, where=f"{title}()")))
-        return function(*given, **named)
+            if name not in allowed:
+                raise UnknownArgument(str(unknown("argument", name, allowed, where=f"{title}()")))
+        return function(*args, **named)
 
     return checked

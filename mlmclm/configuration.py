@@ -98,14 +98,14 @@ class Frozen(BaseModel):
         The fields of nested settings count by their own roles.
         """
         plain, fields = self.model_dump(mode="json"), type(self).model_fields
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for name in _entering(type(self), roles):
             value = _keyed(getattr(self, name), plain[name], roles)
             for mark in _marks(type(self)).get(name, ()):
                 value = mark.keyed(value)
             if Enters.IF_CHANGED not in fields[name].metadata or value != _defaults(type(self), roles)[name]:
-                found[name] = value
-        return found
+                entries[name] = value
+        return entries
 
     @field_validator("*", mode="before")
     @classmethod
@@ -128,20 +128,20 @@ def _entering(settings: type[Frozen], roles: tuple[Role, ...]) -> tuple[str, ...
 
 @cache
 def _marks(settings: type[Frozen]) -> dict[str, tuple[KeyedMark, ...]]:
-    """Return the marks that say what keys have in place of fields' values: asking for them takes longer than a key."""
+    """Return the marks that say what keys have in place of fields' values; cached, as looking for them takes longer than a key."""
     marks = {
         name: tuple(mark for mark in field.metadata if isinstance(mark, KeyedMark))
         for name, field in settings.model_fields.items()
     }
-    return {name: own for name, own in marks.items() if own}
+    return {name: declared for name, declared in marks.items() if declared}
 
 
 @cache
 def _defaults(settings: type[Frozen], roles: tuple[Role, ...]) -> dict[str, Any]:
-    """Return the defaults of fields that enter a key only where they differ, in the form of `Frozen.keyed`."""
-    made = settings.model_construct()
-    plain = made.model_dump(mode="json")
-    return {name: _keyed(getattr(made, name), plain[name], roles) for name in settings.fields_with(Enters.IF_CHANGED)}
+    """Return the defaults of the fields that enter a key only if they differ from these, in the form of `Frozen.keyed`."""
+    base = settings.model_construct()
+    plain = base.model_dump(mode="json")
+    return {name: _keyed(getattr(base, name), plain[name], roles) for name in settings.fields_with(Enters.IF_CHANGED)}
 
 
 def _keyed(value: Any, plain: Any, roles: tuple[Role, ...]) -> Any:
@@ -149,14 +149,14 @@ def _keyed(value: Any, plain: Any, roles: tuple[Role, ...]) -> Any:
     if isinstance(value, Frozen):
         return value.keyed(*roles)
     if isinstance(value, Mapping) and isinstance(plain, Mapping):
-        return {name: _keyed(each, plain[name], roles) for name, each in value.items()}
+        return {name: _keyed(item, plain[name], roles) for name, item in value.items()}
     if isinstance(value, tuple) and isinstance(plain, list):
-        return [_keyed(each, other, roles) for each, other in zip(value, plain, strict=True)]
+        return [_keyed(item, plain_item, roles) for item, plain_item in zip(value, plain, strict=True)]
     return plain
 
 
 def _kinds(form: Any) -> set[Any]:
-    """Return the types that an annotation allows, of a literal those of its values."""
+    """Return the types that an annotation allows; for a literal, those of its values."""
     if get_origin(form) is Annotated:
         return _kinds(get_args(form)[0])
     if get_origin(form) in (Union, UnionType):
@@ -214,21 +214,21 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
     """Return the number of nodes below a node, itself included, with each alias counted as what it stands for.
 
-    A node that contains itself has infinitely many. `known` keeps the numbers by node, so that each is counted once.
+    A node that contains itself has infinitely many. `sizes` keeps the numbers by node, so that each is counted once.
     """
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = math.inf  # until it is known, for an alias inside the node itself
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = math.inf  # until it is known, for an alias inside the node itself
     children: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
         children = node.value
     elif isinstance(node, yaml.MappingNode):
         children = [child for pair in node.value for child in pair]
-    known[id(node)] = 1 + sum(_expanded(child, known) for child in children)
-    return known[id(node)]
+    sizes[id(node)] = 1 + sum(_expanded(child, sizes) for child in children)
+    return sizes[id(node)]
 
 
 def read_yaml(path: Path) -> Any:
@@ -274,20 +274,20 @@ def overridden(values: Any, changes: Sequence[str], *, where: str) -> Any:
     Raises:
         UserError: a change is not of this form, or its key is below a value that is no mapping.
     """
-    found = deepcopy(values)
-    for change in changes if isinstance(found, dict) else ():
+    changed = deepcopy(values)
+    for change in changes if isinstance(changed, dict) else ():
         key, equals, text = change.partition("=")
         *outer, last = key.split(".")
         if not equals or not all((*outer, last)):
             raise UserError(f"{change!r}: write KEY=VALUE, such as recipe.batch=32.")
-        place = found
+        place = changed
         for part in outer:
             place[part] = {} if place.get(part) is None else place[part]
             place = place[part]
             if not isinstance(place, dict):
                 raise UserError(f"{change}: {part} is {cut(repr(place))} in {where}, which has no keys of its own.")
         place[last] = parse_yaml(text.encode(), change)
-    return found
+    return changed
 
 
 def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:
@@ -319,7 +319,7 @@ def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | No
 
 
 def _follows(item: Any) -> bool:
-    """Return whether an error is but that a list's wrong items, which have errors of their own, are not counted."""
+    """Return whether an error only follows from others: a list is too short because its wrong items were not counted."""
     return item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]
 
 
@@ -346,15 +346,15 @@ def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
     """Return the allowed keys of the nested model at `location`, with their full dotted names."""
     current = [model]
     for part in location:
-        fields = [each.model_fields[part] for each in current if part in each.model_fields]
+        fields = [nested.model_fields[part] for nested in current if part in nested.model_fields]
         # In a union, the keys of every alternative are allowed.
         current = [nested for field in fields for nested in _models_in(field.annotation)] or current
     prefix = "".join(f"{part}." for part in location)
-    return list(dict.fromkeys(f"{prefix}{name}" for each in current for name in each.model_fields))
+    return list(dict.fromkeys(f"{prefix}{name}" for model in current for name in model.model_fields))
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the models that a type names, as itself or among its arguments."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for argument in get_args(annotation) for found in _models_in(argument)]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

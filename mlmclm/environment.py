@@ -39,7 +39,7 @@ def set_library_defaults() -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    left_out = [name for name in NO_PROXY if os.environ.get(name)]
-    known = [host.strip() for host in os.environ[left_out[0]].split(",")] if left_out else []
-    if any(name.lower() in PROXIES for name in os.environ) and "*" not in known:
-        os.environ.update(dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*known, *OWN_HOSTS)))))
+    variables = [name for name in NO_PROXY if os.environ.get(name)]
+    hosts = [host.strip() for host in os.environ[variables[0]].split(",")] if variables else []
+    if any(name.lower() in PROXIES for name in os.environ) and "*" not in hosts:
+        os.environ.update(dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*hosts, *OWN_HOSTS)))))

@@ -58,27 +58,27 @@ def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str =
     names = [str(item) for item in allowed]
     place = f"{where}: " if where else ""
     listed = ", ".join(names) or "(none)"
-    given = cut(str(value))
-    return UserError(f"{place}unknown {kind} {given!r}.{meant(given, names)} Allowed: {listed}.")
+    shown = cut(str(value))
+    return UserError(f"{place}unknown {kind} {shown!r}.{meant(shown, names)} Allowed: {listed}.")
 
 
 def meant(value: str, names: Iterable[str]) -> str:
     """Return " Did you mean 'NAME'?" with the name nearest to a value; the empty text if none is near.
 
-    After a slip of one letter (`model` for `models`), a name of which only the beginning is missing (`17m` for
-    `ettin17m`) is nearer than one that is spelled otherwise.
+    A name that differs by one letter (`model` for `models`) is nearest. Next are names that end in the value (`17m` for
+    `ettin17m`), then names with a similar spelling.
     """
-    known = list(names)
-    whole = [name for name in known if len(value) > 1 and name.endswith(value)]
-    slip = difflib.get_close_matches(value, known, n=1, cutoff=0.9)
-    near = slip or whole[:1] or difflib.get_close_matches(value, known, n=1, cutoff=0.5)
+    candidates = list(names)
+    endings = [name for name in candidates if len(value) > 1 and name.endswith(value)]
+    slip = difflib.get_close_matches(value, candidates, n=1, cutoff=0.9)
+    near = slip or endings[:1] or difflib.get_close_matches(value, candidates, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def meant_path(path: Path) -> str:
     """Return " Did you mean 'NAME'?" with the nearest name in the folder of a path that is not there; empty if none is near."""
     with suppress(OSError):  # there is no such folder either, or it may not be read
-        return meant(path.name, sorted(each.name for each in path.parent.iterdir()))
+        return meant(path.name, sorted(entry.name for entry in path.parent.iterdir()))
     return ""
 
 

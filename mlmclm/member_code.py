@@ -1,8 +1,8 @@
-"""The user's own code as keys say it: a hash of the whole modules that it is in or imports, and the sources that a worker may lack.
+"""The hash of the user's own code that keys contain, over the whole modules that it is in or imports, and their sources for workers.
 
 Own code is that of a notebook, of a script, or of modules that are not installed. A module counts as a whole, with all that it
-imports, so that no rule has to say what of it is used. A notebook or script changes with each line that is added: of those,
-the definitions count that the member uses, with the values of their names.
+imports, so that no rule has to say which parts of it are used. A notebook or script changes with each line that is added. So only
+the definitions in it that the member uses count, with the values of the names in these.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OwnCode:
     @property
     def modules(self) -> dict[str, SourceFile]:
         """The texts of these modules, for a process that imports them."""
-        return {name: SourceFile(each.path, each.text, each.is_package) for name, each in self.sources.items()}
+        return {name: SourceFile(source.path, source.text, source.is_package) for name, source in self.sources.items()}
 
     def check(self, member: Any) -> None:
         """Check that what this process runs as the member is still this code.
@@ -96,7 +96,7 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
         walk.value(value)
     except RecursionError as error:
         raise ValueError("it uses values that are nested too deep for a key: move them into a module") from error
-    sources, packages = follow(walk.found, anew=anew)
+    sources, packages = follow(walk.modules, anew=anew)
     for name, source in sources.items() if anew else ():
         now = read_source(name)
         if now.text != source.text and parsed(*now, source.inner).syntax != source.syntax:
@@ -106,23 +106,23 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
             )
     attributes = _attributes(value, sources)
     _check_values(sources, attributes)
-    own = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
-    given = [f"{name.rpartition('.')[2]}={each!r}" for name, each in attributes.items()]
+    texts = [f"{'' if name == home else name}: {source.syntax}" for name, source in sources.items()]
+    values = [f"{name.rpartition('.')[2]}={setting!r}" for name, setting in attributes.items()]
     versions = filter(None, map(version_of, sorted(packages | walk.packages)))
-    return OwnCode(_hash([*walk.parts, *sorted(own), *versions, *given])[:16], sources, walk.has_values, attributes)
+    return OwnCode(_hash([*walk.parts, *sorted(texts), *versions, *values])[:16], sources, walk.has_values, attributes)
 
 
 def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
     """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
     changing = _changing(sources.values())
     return {
-        f"{base.__qualname__}.{name}": found
+        f"{base.__qualname__}.{name}": part
         for base in reversed((value if isinstance(value, type) else type(value)).__mro__)
         if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
-        for name, found in sorted(vars(base).items())
+        for name, part in sorted(vars(base).items())
         if not name.startswith("__")
         and name not in changing
-        and all(type(each) in _PLAIN for each in (found if type(found) is tuple else (found,)))
+        and all(type(item) in _PLAIN for item in (part if type(part) is tuple else (part,)))
     }
 
 
@@ -145,24 +145,24 @@ def _check_values(sources: Mapping[str, ModuleSource], attributes: Collection[st
             if home in sources and name in now
         ]
         for name, value, wanted in pairs:
-            known = value is wanted or name in attributes or not changing.isdisjoint(name.split("."))
-            if not known and not _same(value, wanted):
+            allowed = value is wanted or name in attributes or not changing.isdisjoint(name.split("."))
+            if not allowed and not _same(value, wanted):
                 raise _replaced(f"{name} of {module}")
 
 
 def _changing(sources: Iterable[ModuleSource]) -> set[str]:
-    return {name.removeprefix(".") for each in sources for name in each.changing}
+    return {name.removeprefix(".") for source in sources for name in source.changing}
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are one, a function that was loaded again, or equal numbers, texts or tables of these."""
-    if one is other or (one := _own_function(one) or one) is (other := _own_function(other) or other):
+def _same(one: Any, another: Any) -> bool:
+    """Return whether two values are the same object, a function that was loaded again, or equal numbers, texts or tables of these."""
+    if one is another or (one := _own_function(one) or one) is (another := _own_function(another) or another):
         return True
-    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-        return one.__code__ == other.__code__ and one.__closure__ is other.__closure__
-    if type(one) is not type(other) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
+    if isinstance(one, types.FunctionType) and isinstance(another, types.FunctionType):
+        return one.__code__ == another.__code__ and one.__closure__ is another.__closure__
+    if type(one) is not type(another) or type(one) not in (*_PLAIN, list, tuple, dict, set, frozenset):
         return False
-    return bool(one == other) if isinstance(one, set | frozenset) else repr(one) == repr(other)
+    return bool(one == another) if isinstance(one, set | frozenset) else repr(one) == repr(another)
 
 
 def _replaced(name: str) -> ValueError:
@@ -179,14 +179,14 @@ class _Walk:
         home: the member's own module, whose name is not part of the hash.
     Attributes:
         parts: what the values are, as text.
-        found: the own modules that they are from.
+        modules: the own modules that they are from.
         packages: the top-level names of other packages that they are from.
         has_values: whether a notebook or script has given any.
     """
 
     def __init__(self, home: str) -> None:
         self.parts: list[str] = []
-        self.found: set[str] = set()
+        self.modules: set[str] = set()
         self.packages: set[str] = set()
         self.has_values = False
         self._home = home
@@ -237,12 +237,12 @@ class _Walk:
         if isinstance(value, dict | types.MappingProxyType):
             self._each(part for item in value.items() for part in item)
         elif isinstance(value, set | frozenset):
-            parts, seen, each = self.parts, self._seen, list[str]()
+            parts, seen, hashes = self.parts, self._seen, list[str]()
             for item in value:  # in any order, so that none may refer to what another one has seen
                 self.parts, self._seen = [], dict(seen)
                 self.value(item)
-                each.append(_hash(self.parts))
-            self.parts, self._seen = [*parts, *sorted(each)], seen
+                hashes.append(_hash(self.parts))
+            self.parts, self._seen = [*parts, *sorted(hashes)], seen
         else:
             self._each(value)
 
@@ -250,7 +250,7 @@ class _Walk:
         """Note a module whose code counts, and return whether it is the user's own."""
         own = is_own(module)
         if own and module not in MAIN:
-            self.found.add(module)
+            self.modules.add(module)
         elif not own:
             self.packages.add(module.partition(".")[0])
         return own
@@ -269,8 +269,8 @@ class _Walk:
             changing = _changing([self._define(value, _methods(value)).source])
         elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(find(module)):
             with suppress(AttributeError):
-                found = attrgetter(value.__qualname__)(sys.modules.get(module))
-                if found is not value and isinstance(found, type) and str(found) == str(value):
+                current = attrgetter(value.__qualname__)(sys.modules.get(module))
+                if current is not value and isinstance(current, type) and str(current) == str(value):
                     raise _replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
             return  # the module's source says all of it, unless a function has made it
         for name, part in sorted(vars(value).items()):
@@ -290,13 +290,13 @@ class _Walk:
         if own:
             if module in MAIN:
                 first, last, _, _, whole = self._define(value, [value])
-                found = _compiled(whole, code.co_flags & __future__.annotations.compiler_flag).get(code.co_qualname, [])
-                found = [each for each in found if first <= each.co_firstlineno <= last]
+                codes = _compiled(whole, code.co_flags & __future__.annotations.compiler_flag).get(code.co_qualname, [])
+                codes = [part for part in codes if first <= part.co_firstlineno <= last]
             else:
-                found = _compiled(find(module)).get(code.co_qualname, [])
-            if code not in found:
+                codes = _compiled(find(module)).get(code.co_qualname, [])
+            if code not in codes:
                 raise _replaced(f"{code.co_qualname} of {module}")
-            self.parts.append(str(found.index(code)))  # of lambdas, and others of one name
+            self.parts.append(str(codes.index(code)))  # which one: lambdas, for instance, share a name
         if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`, which keeps a cache beside
             self.value(value.registry)
         else:
@@ -313,21 +313,21 @@ class _Walk:
         """Add the statement of a notebook or script that defines something, with the values of its names, and return it."""
         self.has_values = True
         names = functions[0].__globals__ if functions else vars(sys.modules[value.__module__])
-        found = _definition(value, functions, names)
-        if self._is_new((found.whole.path, found.first)):
-            self.parts.append(found.source.syntax)
-            for module in imported(found.source):
+        statement = _definition(value, functions, names)
+        if self._is_new((statement.whole.path, statement.first)):
+            self.parts.append(statement.source.syntax)
+            for module in imported(statement.source):
                 self._uses(module)
-            used = sorted(_names(symtable.symtable(found.source.text, "", "exec")))
+            used = sorted(_names(symtable.symtable(statement.source.text, "", "exec")))
             if "globals" in used:
                 raise ValueError(
                     "it looks up names of a notebook or script that it computes: write the names, or use a module"
                 )
             for name in used:
-                if name in names and name not in found.source.changing and not name.startswith("__"):
+                if name in names and name not in statement.source.changing and not name.startswith("__"):
                     self.parts.append(f"{name} =")
                     self.value(names[name])
-        return found
+        return statement
 
     def _object(self, value: Any) -> None:
         kind = type(value)
@@ -346,11 +346,11 @@ class _Walk:
                 self._items(value)
             else:
                 reduce = copyreg.dispatch_table.get(kind)
-                found: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-                if isinstance(found, str):
-                    self.parts.append(f"{getattr(value, '__module__', None)}.{found}")
+                reduced: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+                if isinstance(reduced, str):
+                    self.parts.append(f"{getattr(value, '__module__', None)}.{reduced}")
                 else:
-                    self._each(list(part) if isinstance(part, Iterator) else part for part in found)
+                    self._each(list(part) if isinstance(part, Iterator) else part for part in reduced)
         except ValueError:
             raise
         except Exception as error:  # whatever the object raises
@@ -369,16 +369,16 @@ def _own_function(part: Any) -> types.FunctionType | None:
         part = part.fget if isinstance(part, property) else part.__func__
     if not callable(part) or isinstance(part, type):
         return None
-    found = inspect.unwrap(part, stop=lambda each: is_own(str(getattr(each, "__globals__", {}).get("__name__", ""))))
+    function = inspect.unwrap(part, stop=lambda f: is_own(str(getattr(f, "__globals__", {}).get("__name__", ""))))
     # From Python 3.14 on, a class has a function that computes its annotations: its source says them.
-    return found if isinstance(found, types.FunctionType) and found.__name__ != "__annotate__" else None
+    return function if isinstance(function, types.FunctionType) and function.__name__ != "__annotate__" else None
 
 
 def _methods(value: type) -> list[types.FunctionType]:
     """Return the functions of a class that its definition in a notebook or script has."""
-    found = (each for part in vars(value).values() if (each := _own_function(part)) is not None)
-    return [each for each in found if each.__qualname__.startswith(f"{value.__qualname__}.")
-            and each.__globals__.get("__name__") in MAIN and not _is_generated(value, each)]  # fmt: skip
+    functions = filter(None, map(_own_function, vars(value).values()))
+    return [method for method in functions if method.__qualname__.startswith(f"{value.__qualname__}.")
+            and method.__globals__.get("__name__") in MAIN and not _is_generated(value, method)]  # fmt: skip
 
 
 def _is_generated(kind: type, function: types.FunctionType) -> bool:
@@ -400,14 +400,14 @@ def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[
     """Return the statement of a notebook or script that defines a class or function; raise a `ValueError` if none is found."""
     # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
-    files = [each.__code__.co_filename for each in functions[:1]] or [str(names.get("__file__") or ""), *cells]
+    files = [function.__code__.co_filename for function in functions[:1]] or [str(names.get("__file__") or ""), *cells]
     name, line = value.__qualname__.partition(".")[0], functions[0].__code__.co_firstlineno if functions else 0
     for file in files:
         text = "".join(linecache.getlines(file))
         whole = parsed(file, text, False, "")
-        for each in reversed(_statements(whole, str(names.get("__package__") or ""))):
-            if each.first <= line <= each.last or (not line and name in each.names):
-                return each
+        for statement in reversed(_statements(whole, str(names.get("__package__") or ""))):
+            if statement.first <= line <= statement.last or (not line and name in statement.names):
+                return statement
     raise ValueError(
         f"the source of {value.__qualname__} cannot be read: define it by that name in a file, or in a notebook"
     )
@@ -415,39 +415,39 @@ def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[
 
 @lru_cache(maxsize=256)
 def _statements(whole: ModuleSource, package: str) -> list[_Statement]:
-    found = []
+    statements = []
     with suppress(ValueError):  # it isn't Python
         for node in whole.tree.body:
-            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
             bound = {
-                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+                name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
             }
             names = {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else bound
             source = parsed(whole.path, ast.unparse(node), False, package)
-            found.append(_Statement(first, node.end_lineno or first, names, source, whole))
-    return found
+            statements.append(_Statement(first, node.end_lineno or first, names, source, whole))
+    return statements
 
 
 def _names(table: symtable.SymbolTable) -> Iterator[str]:
     """Yield the names that a definition takes from its module, those of functions in it included."""
     top = table.get_type() == "module"
     yield from (
-        each.get_name()
-        for each in table.get_symbols()
-        if (top and each.is_referenced()) or (not top and each.is_global())
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if (top and symbol.is_referenced()) or (not top and symbol.is_global())
     )
-    for each in table.get_children():
-        yield from _names(each)
+    for child in table.get_children():
+        yield from _names(child)
 
 
 @lru_cache(maxsize=1024)
 def _compiled(source: ModuleSource, flags: int = 0) -> dict[str, list[types.CodeType]]:
     """Return a source's pieces of code by qualified name, in the order of the text."""
-    found: dict[str, list[types.CodeType]] = {}
+    by_name: dict[str, list[types.CodeType]] = {}
     # A notebook's cell may wait at its top level.
     left = [compile(source.text, source.path, "exec", flags=flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
     while left:
         code = left.pop()
-        found.setdefault(code.co_qualname, []).append(code)
-        left += reversed([each for each in code.co_consts if isinstance(each, types.CodeType)])
-    return found
+        by_name.setdefault(code.co_qualname, []).append(code)
+        left += reversed([part for part in code.co_consts if isinstance(part, types.CodeType)])
+    return by_name

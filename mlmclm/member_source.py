@@ -1,4 +1,4 @@
-"""The source of the user's own modules: its syntax as keys say it, what it imports, and code that no source names.
+"""The source of the user's own modules: its syntax as in keys, what it imports, and code that no source names.
 
 It is read from the text alone. No code runs, and no module is imported.
 """
@@ -73,8 +73,8 @@ class ModuleSource:
             if isinstance(node, ast.AST):
                 parts.append(f"<{type(node).__name__}")
                 fields = [(name, getattr(node, name, None)) for name in node._fields if name != "kind"]
-                given = [each for each in fields if each[1] is not None and each[1] != []]
-                left += [_Mark(">"), *(part for name, value in reversed(given) for part in (value, _Mark(f" {name}=")))]
+                items = [field for field in fields if field[1] is not None and field[1] != []]
+                left += [_Mark(">"), *(part for name, value in reversed(items) for part in (value, _Mark(f" {name}=")))]
             elif isinstance(node, list):
                 left += [_Mark("]"), *reversed(node), _Mark("[")]
             else:
@@ -88,7 +88,7 @@ class ModuleSource:
         Raises:
             ValueError: it runs or finds code in a way that a source doesn't tell.
         """
-        found, named = list[Import](), set[int]()
+        listed, named = list[Import](), set[int]()
         for node, may_fail in _nodes(self.tree):  # a call before the names in it
             line = getattr(node, "lineno", 0)
             if id(node) not in named and (used := _unknown(node)):
@@ -96,20 +96,20 @@ class ModuleSource:
                     f"{self.path}, line {line} uses {used}, by which code can run that no source names: import that code by its name"
                 )
             if isinstance(node, ast.Import):
-                for each in node.names:
-                    root = each.name.partition(".")[0]
-                    found.append(Import(each.asname or root, each.name if each.asname else root, None, line, may_fail))
-                    if each.name != root and not each.asname:
-                        found.append(Import("", each.name, None, line, may_fail))
+                for name in node.names:
+                    root = name.name.partition(".")[0]
+                    listed.append(Import(name.asname or root, name.name if name.asname else root, None, line, may_fail))
+                    if name.name != root and not name.asname:
+                        listed.append(Import("", name.name, None, line, may_fail))
             elif isinstance(node, ast.ImportFrom):
                 module = self.absolute(node)
-                found += [Import(each.asname or each.name, module, each.name, line, may_fail) for each in node.names]
+                listed += [Import(name.asname or name.name, module, name.name, line, may_fail) for name in node.names]
             elif isinstance(node, ast.Call) and dotted(node.func)[-1:] == ("import_module",):
                 module = self._computed(node)
                 if module:
                     named.add(id(node.func))
-                    found.append(Import("", module, None, line, may_fail))
-        return tuple(found)
+                    listed.append(Import("", module, None, line, may_fail))
+        return tuple(listed)
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """Return the full name of the module from which a statement imports; empty if it leads out of the package."""
@@ -117,12 +117,12 @@ class ModuleSource:
 
     def _computed(self, call: ast.Call) -> str:
         """Return the module of a call of `import_module`; empty unless it is written there."""
-        given = dict(zip(("name", "package"), call.args, strict=False)) | {
-            each.arg: each.value for each in call.keywords
+        arguments = dict(zip(("name", "package"), call.args, strict=False)) | {
+            keyword.arg: keyword.value for keyword in call.keywords
         }
-        name, package = (_text(given.get(each)) for each in ("name", "package"))
-        here = dotted(given.get("package", call))
-        inside = here == ("__package__",) or (here == ("__name__",) and self.is_package)
+        name, package = (_text(arguments.get(argument)) for argument in ("name", "package"))
+        base = dotted(arguments.get("package", call))
+        inside = base == ("__package__",) or (base == ("__name__",) and self.is_package)
         return _absolute(name, self.inner if inside else package) if name.startswith(".") else name
 
     @cached_property
@@ -133,30 +133,30 @@ class ModuleSource:
             or (isinstance(part, ast.Call) and dotted(part.func)[:1] != ("__all__",))
             or (isinstance(part, ast.BinOp) and isinstance(part.left, ast.Constant))
             for node in self.tree.body
-            if any(isinstance(each, ast.Name) and each.id == "__all__" for each in ast.walk(node))
+            if any(isinstance(name, ast.Name) and name.id == "__all__" for name in ast.walk(node))
             for part in ast.walk(node)
         )
 
     @cached_property
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """Names with their attributes, such as ("numpy", "linalg", "norm")."""
-        return tuple(sorted({found for node in ast.walk(self.tree) if len(found := dotted(node)) > 1}))
+        return tuple(sorted({names for node in ast.walk(self.tree) if len(names := dotted(node)) > 1}))
 
     @cached_property
     def changing(self) -> frozenset[str]:
         """The names, and the attributes as `.NAME`, whose values its code changes when it runs, such as counters and caches."""
-        found, left = set[str](), list[tuple[Any, set[str]]]([(self.tree, set())])
+        names, left = set[str](), list[tuple[Any, set[str]]]([(self.tree, set())])
         while left:
             node, local = left.pop()
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 local = local | _bound(node)
-            left += [(each, local) for each in ast.iter_child_nodes(node)]
+            left += [(child, local) for child in ast.iter_child_nodes(node)]
             inside = isinstance(node, ast.Subscript)
             if isinstance(node, ast.Global):
-                found |= {*node.names}
+                names |= {*node.names}
             elif isinstance(node, ast.Call):
                 if dotted(node.func) in (("setattr",), ("delattr",)):
-                    found |= {f".{_text(each)}" for each in node.args}
+                    names |= {f".{_text(argument)}" for argument in node.args}
                 inside = isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGE
                 node = node.func.value if inside else node  # type: ignore[attr-defined]
             elif isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
@@ -164,10 +164,10 @@ class ModuleSource:
             while isinstance(node, ast.Subscript):
                 node = node.value
             if isinstance(node, ast.Attribute) and (inside or dotted(node.value) != ("self",)):  # not the class's `b`
-                found.add(f".{node.attr}")
+                names.add(f".{node.attr}")
             elif isinstance(node, ast.Name) and inside and node.id not in local:
-                found.add(node.id)
-        return frozenset(found)
+                names.add(node.id)
+        return frozenset(names)
 
     @cached_property
     def taken(self) -> dict[str, tuple[str, str]]:
@@ -177,8 +177,8 @@ class ModuleSource:
             for node in _in_scope(self.tree)
             if not isinstance(getattr(node, "ctx", None), ast.Load)
         )
-        found = [(node, each) for node in self.tree.body if isinstance(node, ast.ImportFrom) for each in node.names]
-        named = {each.asname or each.name: (self.absolute(node), each.name) for node, each in found}
+        aliases = [(node, alias) for node in self.tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+        named = {alias.asname or alias.name: (self.absolute(node), alias.name) for node, alias in aliases}
         return {name: origin for name, origin in named.items() if counts[name] == 1}
 
 
@@ -210,22 +210,22 @@ def _absolute(module: str, inner: str) -> str:
 
 
 def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
-    for each in ast.iter_child_nodes(node):
-        yield each
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _in_scope(each)
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _in_scope(child)
 
 
 def _bound(function: ast.AST) -> set[str]:
     """Return the names that belong to a function rather than to its module."""
     bound, free = set[str](), set[str]()
-    for each in _in_scope(function):
-        if isinstance(each, ast.arg):
-            bound.add(each.arg)
-        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-            bound.add(each.id)
-        elif isinstance(each, ast.Global):
-            free |= {*each.names}
+    for child in _in_scope(function):
+        if isinstance(child, ast.arg):
+            bound.add(child.arg)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            bound.add(child.id)
+        elif isinstance(child, ast.Global):
+            free |= {*child.names}
     return bound - free
 
 
@@ -236,12 +236,12 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
         node, may_fail = left.pop()
         yield node, may_fail
         if isinstance(node, ast.Try):
-            caught = [each.type for each in node.handlers]
+            caught = [handler.type for handler in node.handlers]
         else:
-            caught = [each.context_expr for each in node.items] if isinstance(node, ast.With) else []
-        names = {name for each in caught if each for part in ast.walk(each) for name in dotted(part)}
+            caught = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+        names = {name for kind in caught if kind for part in ast.walk(kind) for name in dotted(part)}
         may_fail = may_fail or isinstance(node, ast.If) or None in caught or bool(names & _CATCH_MISSING)
-        left += [(each, may_fail) for each in reversed([*ast.iter_child_nodes(node)])]
+        left += [(child, may_fail) for child in reversed([*ast.iter_child_nodes(node)])]
 
 
 def _unknown(node: ast.AST) -> str:
@@ -254,16 +254,16 @@ def _unknown(node: ast.AST) -> str:
             return "sys.modules"
         return node.attr if node.attr in _RUNS_CODE and names[:1] not in (("self",), ("cls",)) else ""
     if isinstance(node, ast.Import):
-        found = [each.name for each in node.names if each.name in _RUNS_CODE_INSIDE and not is_own(each.name)]
-        found += [
-            f"sys as {each.asname}" for each in node.names if each.name == "sys" and each.asname not in (None, "sys")
+        modules = [name.name for name in node.names if name.name in _RUNS_CODE_INSIDE and not is_own(name.name)]
+        modules += [
+            f"sys as {name.asname}" for name in node.names if name.name == "sys" and name.asname not in (None, "sys")
         ]
-        return next(iter(found), "")
+        return next(iter(modules), "")
     if isinstance(node, ast.ImportFrom) and node.module and not node.level and not is_own(node.module):
-        for each in node.names:
-            plain = each.name == "import_module" and each.asname in (None, each.name)
-            if (each.name in _RUNS_CODE and not plain) or (node.module, each.name) == ("sys", "modules"):
-                return f"{node.module}.{each.name}"
+        for name in node.names:
+            plain = name.name == "import_module" and name.asname in (None, name.name)
+            if (name.name in _RUNS_CODE and not plain) or (node.module, name.name) == ("sys", "modules"):
+                return f"{node.module}.{name.name}"
         return node.module if node.module in _RUNS_CODE_INSIDE else ""
     return ""
 
@@ -296,8 +296,8 @@ def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource]
 
 def find(module: str, *, anew: bool = False) -> ModuleSource:
     """Return the source of an own module (`own_modules.source_of`)."""
-    own = source_of(module, anew=anew)
-    return parsed(*own, module if own.is_package else module.rpartition(".")[0])
+    file = source_of(module, anew=anew)
+    return parsed(*file, module if file.is_package else module.rpartition(".")[0])
 
 
 def imported(source: ModuleSource) -> Iterator[str]:
@@ -307,27 +307,27 @@ def imported(source: ModuleSource) -> Iterator[str]:
         ValueError: an import finds nothing, or code is run that no source names.
     """
     names: dict[str, set[str]] = {}
-    for each in source.imports:
-        root = each.module.partition(".")[0]
+    for entry in source.imports:
+        root = entry.module.partition(".")[0]
         if root in MAIN:
-            raise ValueError(f"{source.path}, line {each.line} imports {root}: move what it uses there into a module")
-        own, spec = is_own(each.module), find_source(each.module)
+            raise ValueError(f"{source.path}, line {entry.line} imports {root}: move what it uses there into a module")
+        own, spec = is_own(entry.module), find_source(entry.module)
         if find_source(root) is None or (spec is None and (own or is_own(root))):
-            if not each.may_fail:
+            if not entry.may_fail:
                 raise ValueError(
-                    f"{source.path}, line {each.line} imports {each.module or each.name}, which cannot be found: install it, "
+                    f"{source.path}, line {entry.line} imports {entry.module or entry.name}, which cannot be found: install it, "
                     "or import it in `try`, with `except ImportError`"
                 )
         elif not own or spec is None:
             yield root
-        elif each.name is None:
-            yield each.module
-            names.setdefault(each.alias, set()).add(each.module)
+        elif entry.name is None:
+            yield entry.module
+            names.setdefault(entry.alias, set()).add(entry.module)
         else:
-            yield each.module
-            below = {each.name: each.alias}
-            if each.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
-                package = find(each.module)
+            yield entry.module
+            below = {entry.name: entry.alias}
+            if entry.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
+                package = find(entry.module)
                 if package.computes_all:
                     raise ValueError(
                         f"{package.path}: {source.path} imports * from it, and its __all__ is computed: write its names as texts"
@@ -335,9 +335,9 @@ def imported(source: ModuleSource) -> Iterator[str]:
                 constants = (part.value for part in ast.walk(package.tree) if isinstance(part, ast.Constant))
                 below = {name: name for name in constants if isinstance(name, str) and name.isidentifier()}  # __all__
             for name, alias in below.items():
-                if name != "*" and find_source(f"{each.module}.{name}") is not None:
-                    yield f"{each.module}.{name}"
-                    names.setdefault(alias, set()).add(f"{each.module}.{name}")
+                if name != "*" and find_source(f"{entry.module}.{name}") is not None:
+                    yield f"{entry.module}.{name}"
+                    names.setdefault(alias, set()).add(f"{entry.module}.{name}")
     for alias, *attributes in source.chains:
         for module in sorted(names.get(alias, ())):
             for attribute in attributes:

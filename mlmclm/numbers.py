@@ -44,5 +44,5 @@ def plural(number: int, singular: str, several: str = "") -> str:
 def time_text(hours: float) -> str:
     """Format a duration in the largest unit of which there is at least one."""
     units = ((hours, "h"), (60 * hours, "min"), (3600 * hours, "s"))
-    amount, unit = next((each for each in units if each[0] >= 1), units[-1])
+    amount, unit = next((pair for pair in units if pair[0] >= 1), units[-1])
     return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"

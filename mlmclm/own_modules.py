@@ -52,12 +52,12 @@ def _is_own_file(path: str) -> bool:
 @cache
 def _is_own_folder(path: str) -> bool:
     folders = {Path(path), *Path(path).parents}
-    packages = {"site-packages", "dist-packages"} & {each.name for each in folders}
+    packages = {"site-packages", "dist-packages"} & {folder.name for folder in folders}
     return Path(path).is_absolute() and not packages and not _PYTHON & folders
 
 
 def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is, without importing the packages that it is in."""
+    """Return the spec of a module, without importing the packages that it is in."""
     if module in ("", *MAIN):
         return None
     loaded = getattr(sys.modules.get(module), "__spec__", None)
@@ -73,7 +73,7 @@ def find_source(module: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _search(module: str, places: Any) -> importlib.machinery.ModuleSpec | None:
-    finders = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not _TEXTS)
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not _TEXTS)
     return next((spec for find in finders if find is not None and (spec := find(module, places)) is not None), None)
 
 
@@ -113,23 +113,23 @@ def source_of(module: str, *, anew: bool = False) -> SourceFile:
     Raises:
         ValueError: it has none, or it cannot be read.
     """
-    known = _TEXTS.loaded if module in sys.modules else _TEXTS.fixed
-    if module not in known or (anew and known is _TEXTS.fixed):
-        known[module] = read_source(module)
-    return known[module]
+    files = _TEXTS.loaded if module in sys.modules else _TEXTS.fixed
+    if module not in files or (anew and files is _TEXTS.fixed):
+        files[module] = read_source(module)
+    return files[module]
 
 
 def live_values(module: str) -> dict[str, Any]:
     """Return what the names of a loaded module stand for, and attributes of its classes and functions as NAME.ATTRIBUTE."""
-    found = {name: value for name, value in vars(sys.modules[module]).items() if not name.startswith("__")}
-    for name, value in [*found.items()]:
+    values = {name: value for name, value in vars(sys.modules[module]).items() if not name.startswith("__")}
+    for name, value in [*values.items()]:
         if isinstance(value, types.FunctionType):
-            found[f"{name}.__code__"] = value.__code__
+            values[f"{name}.__code__"] = value.__code__
         elif isinstance(value, type) and value.__module__ == module:
-            for each, part in vars(value).items():
-                if not each.startswith("__") or isinstance(part, types.FunctionType):
-                    found[f"{name}.{each}"] = part
-    return found
+            for attribute, part in vars(value).items():
+                if not attribute.startswith("__") or isinstance(part, types.FunctionType):
+                    values[f"{name}.{attribute}"] = part
+    return values
 
 
 def loaded_values(module: str) -> dict[str, Any]:
@@ -149,17 +149,17 @@ def _copied(value: Any) -> Any:
 
 def receive(modules: Mapping[str, SourceFile]) -> None:
     """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
-    for name, own in modules.items():
-        if _TEXTS.fixed.get(name, own) != own:
+    for name, source in modules.items():
+        if _TEXTS.fixed.get(name, source) != source:
             sys.modules.pop(name, None)
     _TEXTS.fixed.update(modules)
     _TEXTS.received |= {
-        ".".join(parts[:n]) for parts in (each.split(".") for each in modules) for n in range(1, len(parts) + 1)
+        ".".join(parts[:n]) for parts in (module.split(".") for module in modules) for n in range(1, len(parts) + 1)
     }
 
 
 class _Texts(importlib.abc.MetaPathFinder):
-    """A finder that keeps the text of each own module which is loaded, or from which it will be because that is fixed before.
+    """A finder that keeps the texts that own modules were loaded from, and those fixed for modules that are loaded later.
 
     A text is fixed when a key is made of it, or when another process has sent it. `importlib.reload` reads the file.
     """
@@ -172,18 +172,18 @@ class _Texts(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if target is None and fullname in self.fixed:
-            own = self.loaded[fullname] = self.fixed[fullname]
-            places = [str(Path(own.path).parent)] if own.is_package else None
-            loader = _OwnLoader(fullname, own.path)
+            source = self.loaded[fullname] = self.fixed[fullname]
+            places = [str(Path(source.path).parent)] if source.is_package else None
+            loader = _OwnLoader(fullname, source.path)
             return importlib.util.spec_from_file_location(
-                fullname, own.path, loader=loader, submodule_search_locations=places
+                fullname, source.path, loader=loader, submodule_search_locations=places
             )
         spec = _search(fullname, path)
         if spec is None and fullname in self.received:
             return importlib.machinery.ModuleSpec(fullname, None, is_package=True)  # a folder without __init__.py
         if spec is not None and spec.has_location and _is_own_file(str(spec.origin)) and fullname[:7] != "mlmclm.":
             self.fixed.pop(fullname, None)
-            with suppress(ValueError):  # keys say it, if they need it
+            with suppress(ValueError):  # raised again if a key needs the source
                 self.loaded[fullname] = read_source(fullname, spec)
                 if type(spec.loader) is importlib.machinery.SourceFileLoader:
                     spec.loader = _OwnLoader(fullname, str(spec.origin))
@@ -191,11 +191,11 @@ class _Texts(importlib.abc.MetaPathFinder):
 
 
 class _OwnLoader(importlib.machinery.SourceFileLoader):
-    """Runs the text that keys have. Python's bytecode may be that of an older text of the same size and time."""
+    """Runs the text that keys contain, since Python's cached bytecode may be that of an older text of the same size and time."""
 
     def get_data(self, path: str) -> bytes:
-        own = _TEXTS.fixed.get(self.name)
-        return super().get_data(path) if own is None or own.path != path else own.text.encode()
+        source = _TEXTS.fixed.get(self.name)
+        return super().get_data(path) if source is None or source.path != path else source.text.encode()
 
     def exec_module(self, module: types.ModuleType) -> None:
         _TEXTS.values.pop(module.__name__, None)
@@ -221,16 +221,16 @@ def distribution_of(package: str) -> importlib.metadata.Distribution | None:
 
 @cache
 def version_of(package: str) -> str:
-    """Return a package's distribution and version; empty for Python's own, and for those that built-in members stand on."""
-    found = None if package in ("", *sys.stdlib_module_names, *MAIN) else distribution_of(package)
-    return "" if found is None or _canonical(found.name) in _required() else f"{found.name} {found.version}"
+    """Return a package's distribution and version; empty for Python's own, and for those that this package requires."""
+    dist = None if package in ("", *sys.stdlib_module_names, *MAIN) else distribution_of(package)
+    return "" if dist is None or _canonical(dist.name) in _required() else f"{dist.name} {dist.version}"
 
 
 @cache
 def _required() -> set[str]:
     """Return the distributions that this package requires, and itself: its versions say when results change with them."""
     needs = importlib.metadata.requires("mlmclm") or []
-    return {_canonical(re.split(r"[^\w.-]", each)[0]) for each in ("mlmclm", *needs) if "extra ==" not in each}
+    return {_canonical(re.split(r"[^\w.-]", need)[0]) for need in ("mlmclm", *needs) if "extra ==" not in need}
 
 
 def _canonical(name: str) -> str:

@@ -45,7 +45,7 @@ class RegistryEntry:
     """Where it comes from, for people."""
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
-    """Its code as keys say it, from the process that registered it; None in that process, and for that of this package."""
+    """Its code as in keys, from the process that registered it; None in that process, and for members of this package."""
     by_name: bool = False
     """Whether this process has imported it by its name, from the text of which `code` is made."""
     place: tuple[str, str] = ("", "")
@@ -73,9 +73,9 @@ class Registry(Generic[Value]):
         self._instances, self._folders, self.ships = instances, folders, ships
         self.registered: dict[str, RegistryEntry] = {}
         """The members that were registered in this process."""
-        self._found: dict[str, Value] = {}
-        self._own: dict[str, OwnCode] = {}
-        """The own code of members by name, as it was when they were registered, or of others when a key first said it."""
+        self._values: dict[str, Value] = {}
+        self._codes: dict[str, OwnCode] = {}
+        """The own code of members by name, as it was when they were registered, or when a key first contained it."""
         self._broken: dict[str, UserError] = {}
         self._listeners: list[Callable[[], object]] = []
 
@@ -89,25 +89,25 @@ class Registry(Generic[Value]):
         Raises:
             UserError: another package's member fails to load, is of another kind, or two members share a name.
         """
-        if name not in self._found:
+        if name not in self._values:
             member = self._members.get(name)
             if member is None:
                 return None
             if name in self._broken:
                 raise self._broken[name]
             try:
-                self._found[name] = self._loaded(member)
+                self._values[name] = self._loaded(member)
             except UserError as error:
                 self._broken[name] = error
                 raise
-        return self._found[name]
+        return self._values[name]
 
     def __getitem__(self, name: str) -> Value:
         """Return the member with a name; raise UserError for an unknown one, with the nearest and all names."""
-        found = self.find(name)
-        if found is None:
-            raise unknown(self.kind, name, [each for each, _ in self.items()])
-        return found
+        member = self.find(name)
+        if member is None:
+            raise unknown(self.kind, name, [known for known, _ in self.items()])
+        return member
 
     def __contains__(self, name: object) -> bool:
         return name in self._members
@@ -116,7 +116,7 @@ class Registry(Generic[Value]):
         return iter(self._members)
 
     def each(self, work: Callable[[str, Value], Result]) -> tuple[dict[str, Result], list[str]]:
-        """Return what `work` makes of each member, by name, and why others are left out, which is said once.
+        """Return the result of `work` for each member, by name, and the reasons why others are left out, each printed once.
 
         A member is left out if it cannot be loaded, or if it is not of this package and `work` fails.
         """
@@ -185,9 +185,9 @@ class Registry(Generic[Value]):
         Raises:
             UserError: there is another member with its name, or it is of another kind.
         """
-        known = self._members.get(member.name)
-        if known is not None and (known.place != member.place or known.name not in self.registered):
-            raise self._twice(known, member)
+        earlier = self._members.get(member.name)
+        if earlier is not None and (earlier.place != member.place or earlier.name not in self.registered):
+            raise self._twice(earlier, member)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", member.name):
             raise UserError(f"{self.kind} {member.name!r}: a name is letters, digits, '.', '_' and '-'.")
         self._check(member)
@@ -204,54 +204,54 @@ class Registry(Generic[Value]):
     def remove(self, name: str) -> None:
         """Remove a member that was registered in this process, if there is one."""
         self.registered.pop(name, None)
-        self._own.pop(name, None)
+        self._codes.pop(name, None)
         self.forget()
 
     def forget(self) -> None:
         """Look for members again at the next question, as after the installation of a package."""
-        self._found.clear()
+        self._values.clear()
         self._broken.clear()
         self.__dict__.pop("_members", None)
         for listener in self._listeners:
             listener()
 
     def shipped(self) -> tuple[list[RegistryEntry], dict[str, SourceFile]]:
-        """Return the members that were registered in this process, with the code that keys say, and the own modules of keys' members.
+        """Return the members that were registered in this process, with their code as in keys, and the own modules of that code.
 
-        A member that enters no key, such as a callback that only observes, may have code that none can say. One of an editable
-        package is found by its entry point, and loaded from these modules too.
+        A member that enters no key, such as a callback that only observes, may have code of which no key can be made. One of an
+        editable package is found by its entry point, and loaded from these modules too.
         """
         members = list[RegistryEntry]()
         for member in self.registered.values() if self.ships else ():
             with suppress(UserError):
                 member = replace(member, code=self._code(member))
-            own = self._own.get(member.name)
+            own = self._codes.get(member.name)
             kind = member.value if isinstance(member.value, type) else type(member.value)
             own_by_name = own is not None and not own.has_values and "<locals>" not in kind.__qualname__
             if own_by_name and member.code is not None:
                 member = replace(member, by_name=True)  # others are pickled by value
             members.append(member)
-        return members, {name: own for code in self._own.values() if self.ships for name, own in code.modules.items()}
+        return members, {name: f for code in self._codes.values() if self.ships for name, f in code.modules.items()}
 
     @cached_property
     def _members(self) -> dict[str, RegistryEntry]:
-        own = _defined_in(self._package, self._type if self._base else None) if self._package else ()
-        there = [RegistryEntry(_name_of(each), each, f"{each.__module__}.{each.__qualname__}") for each in own]
+        items = _defined_in(self._package, self._type if self._base else None) if self._package else ()
+        members = [RegistryEntry(_name_of(item), item, f"{item.__module__}.{item.__qualname__}") for item in items]
         points = () if self._folders else self.points()
-        there += [RegistryEntry(point.name, None, said_of(point), point) for point in points]
-        found: dict[str, RegistryEntry] = {}
-        for member in (*there, *self.registered.values()):
-            known = found.setdefault(member.name, member)
-            if known is not member and _is_built_in(known):
-                say_left_out(str(self._twice(known, member)))
-            elif known is not member:
+        members += [RegistryEntry(point.name, None, said_of(point), point) for point in points]
+        by_name: dict[str, RegistryEntry] = {}
+        for member in (*members, *self.registered.values()):
+            earlier = by_name.setdefault(member.name, member)
+            if earlier is not member and _is_built_in(earlier):
+                say_left_out(str(self._twice(earlier, member)))
+            elif earlier is not member:
                 # Only who asks for this name must know which of them is meant.
-                self._broken[member.name] = self._twice(known, member)
-        return found
+                self._broken[member.name] = self._twice(earlier, member)
+        return by_name
 
-    def _twice(self, known: RegistryEntry, member: RegistryEntry) -> UserError:
+    def _twice(self, earlier: RegistryEntry, member: RegistryEntry) -> UserError:
         return UserError(
-            f"{self.kind} {member.name!r}: there are two of this name, from {known.origin} and from {member.origin}; rename one."
+            f"{self.kind} {member.name!r}: there are two of this name, from {earlier.origin} and from {member.origin}; rename one."
         )
 
     def _loaded(self, member: RegistryEntry) -> Any:
@@ -284,17 +284,17 @@ class Registry(Generic[Value]):
         lacks = _lacks(self._type, value) if self._base and not self._instances else []
         if lacks:
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} {'; '.join(lacks)}.")
-        own = getattr(value, "name", None)
-        if isinstance(own, str) and own != member.name:
-            raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {own!r}; use one.")
+        name = getattr(value, "name", None)
+        if isinstance(name, str) and name != member.name:
+            raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {name!r}; use one.")
 
     def _same_here(self, member: RegistryEntry) -> None:
         """Check that a member which another process has sent is the code that its key says, with packages of these versions."""
         try:
-            here, said = own_code(member.value).hash, ""
+            code, said = own_code(member.value).hash, ""
         except ValueError as error:
-            here, said = "", f": {error}"
-        if here != member.code:
+            code, said = "", f": {error}"
+        if code != member.code:
             raise UserError(
                 f"{self.kind} {member.name!r} from {member.origin} is other code in a worker than where it was registered{said}. "
                 "Install the same packages on all nodes. What your program changes in its module, write into the module."
@@ -311,14 +311,14 @@ class Registry(Generic[Value]):
                 if dist is None:
                     raise ValueError(f"its module {module} has no file, and is of no installed package")
                 return f"{dist.name} {dist.version}"
-            if member.name not in self._own:
-                self._own[member.name] = own_code(value)
-            self._own[member.name].check(value)
+            if member.name not in self._codes:
+                self._codes[member.name] = own_code(value)
+            self._codes[member.name].check(value)
         except ValueError as error:
             raise UserError(
                 f"{self.kind} {member.name!r} from {member.origin}: {error}. Its key would not tell it from another one of this name."
             ) from error
-        return self._own[member.name].hash
+        return self._codes[member.name].hash
 
 
 def say_left_out(reason: str) -> None:
@@ -337,23 +337,23 @@ def _lacks(base: type, value: type) -> list[str]:
     def undefined(kind: type) -> str:
         return ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
 
-    found = [f"does not define {undefined(value)}"] if undefined(value) else []
+    faults = [f"does not define {undefined(value)}"] if undefined(value) else []
     for owner in reversed(base.__mro__):
         for name, hint in vars(owner).get("__annotations__", {}).items():
             if not str(hint).startswith("ClassVar"):
                 continue
-            given = getattr(value, name, None)
+            attribute = getattr(value, name, None)
             if not hasattr(value, name):
-                found.append(f"has no {name!r}")
-            elif isinstance(given, type) and undefined(given):
-                found.append(f"has a {name!r} that does not define {undefined(given)}")
-            elif not isinstance(given, property):
+                faults.append(f"has no {name!r}")
+            elif isinstance(attribute, type) and undefined(attribute):
+                faults.append(f"has a {name!r} that does not define {undefined(attribute)}")
+            elif not isinstance(attribute, property):
                 (kind,) = get_args(eval(hint, vars(sys.modules[owner.__module__])))
                 try:
-                    TypeAdapter(kind, config=_ANY_TYPE).validate_python(given)
+                    TypeAdapter(kind, config=_ANY_TYPE).validate_python(attribute)
                 except ValidationError as error:
-                    found.append(f"has {name} = {given!r}: {error.errors()[0]['msg']}")
-    return [*found, *(getattr(value, "lacks", list)())]
+                    faults.append(f"has {name} = {attribute!r}: {error.errors()[0]['msg']}")
+    return [*faults, *(getattr(value, "lacks", list)())]
 
 
 def _defined_in(package: str, base: type | None) -> Iterator[Any]:
@@ -361,8 +361,8 @@ def _defined_in(package: str, base: type | None) -> Iterator[Any]:
 
     They are the subclasses of `base`, or without one the public functions.
     """
-    given = importlib.import_module(package)
-    names = [f"{package}.{found.name}" for found in pkgutil.iter_modules(getattr(given, "__path__", ()))]
+    root = importlib.import_module(package)
+    names = [f"{package}.{submodule.name}" for submodule in pkgutil.iter_modules(getattr(root, "__path__", ()))]
     for module in map(importlib.import_module, names or [package]):
         for name, value in vars(module).items():
             is_member = (
@@ -415,7 +415,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     # (study's name, Sequence[tracking.records.RunRecord], an empty folder) -> how to see them
     Registry("sink", "sinks", "", "mlmclm.tracking.sinks", ships=False),
 )
-KINDS: Mapping[str, Registry[Any]] = {each.kind: each for each in _REGISTRIES}
+KINDS: Mapping[str, Registry[Any]] = {registry.kind: registry for registry in _REGISTRIES}
 """The registry of each kind. An entry point of the group `mlmclm.GROUP` gives a class or function the name that settings
 refer to."""
 
@@ -484,7 +484,7 @@ def _with_modules(modules: Mapping[str, SourceFile]) -> Shipment:
 def shipment() -> Shipment:
     """Return the members that are registered in this process."""
     shipped = {kind: registry.shipped() for kind, registry in KINDS.items()}
-    modules = {name: own for _, found in shipped.values() for name, own in found.items()}
+    modules = {name: source for _, sources in shipped.values() for name, source in sources.items()}
     return Shipment(tuple((kind, member) for kind, (members, _) in shipped.items() for member in members), modules)
 
 
@@ -498,12 +498,12 @@ class MemberName:
     kind: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return AfterValidator(self._known).__get_pydantic_core_schema__(source, handler)
+        return AfterValidator(self._checked).__get_pydantic_core_schema__(source, handler)
 
-    def _known(self, value: Any) -> Any:
-        return self._found(value) if isinstance(value, str) else type(value)(map(self._found, value))
+    def _checked(self, value: Any) -> Any:
+        return self._name(value) if isinstance(value, str) else type(value)(map(self._name, value))
 
-    def _found(self, value: str) -> str:
+    def _name(self, value: str) -> str:
         # In a result, names stand as in its key.
         name, registry = value.partition("@")[0], KINDS[self.kind]
         if name not in registry:

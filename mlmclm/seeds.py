@@ -65,10 +65,10 @@ def seed_value(seed: Seed) -> int | dict[str, int]:
 
 def seed_labels(seeds: Iterable[Seed]) -> list[str]:
     """Format the seeds for people: `0`, or `h0-o0-d0` for all if any of them has different seeds per stream."""
-    every = list(seeds)
-    if all(isinstance(seed, int) for seed in every):
-        return [str(seed) for seed in every]
-    return [str(Seeds.of(seed)) for seed in every]
+    listed = list(seeds)
+    if all(isinstance(seed, int) for seed in listed):
+        return [str(seed) for seed in listed]
+    return [str(Seeds.of(seed)) for seed in listed]
 
 
 def _number(value: Any) -> int:

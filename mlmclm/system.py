@@ -70,7 +70,7 @@ def software() -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {"versions": versions, **({"commit": own} if (own := commit()) else {})}
+    return {"versions": versions, **({"commit": head} if (head := commit()) else {})}
 
 
 def provenance(device: str, backend: str) -> dict[str, Any]:

@@ -83,29 +83,29 @@ def param_space(
     """
     if report_every is not None and (not isinstance(report_every, int) or report_every < 1):
         raise UserError(f"report_every {report_every!r}: a number of steps, from 1 on.")
-    made = sweep(models, tasks, space, **folders).sweep(prepare=True)
-    own = {task: made.space.axes_of(task) for task in made.space.tasks}
-    first = own[made.space.tasks[0]]
-    differing = [task for task, axes in own.items() if axes != first]
+    swept = sweep(models, tasks, space, **folders).sweep(prepare=True)
+    axes_by_task = {task: swept.space.axes_of(task) for task in swept.space.tasks}
+    first = axes_by_task[swept.space.tasks[0]]
+    differing = [task for task, axes in axes_by_task.items() if axes != first]
     if differing:
         raise UserError(
-            f"tasks {made.space.tasks[0]} and {differing[0]} have different grids: make a param_space for each, with "
+            f"tasks {swept.space.tasks[0]} and {differing[0]} have different grids: make a param_space for each, with "
             "`tasks`."
         )
-    rates, seeds = made.space.learning_rates, [seed_value(seed) for seed in made.space.seeds]
-    axes: dict[str, Sequence[Any]] = {"model": list(made.file.models), "task": _tasks(made), "seed": seeds, **first}
+    rates, seeds = swept.space.learning_rates, [seed_value(seed) for seed in swept.space.seeds]
+    axes: dict[str, Sequence[Any]] = {"model": list(swept.file.models), "task": _tasks(swept), "seed": seeds, **first}
     pick = tune.choice if sampled else tune.grid_search
-    found = {name: pick(list(values)) if len(values) > 1 else values[0] for name, values in axes.items()}
+    entries = {name: pick(list(values)) if len(values) > 1 else values[0] for name, values in axes.items()}
     if len(rates) == 1:
         rate: Any = rates[0]
     else:
         rate = tune.loguniform(min(rates), max(rates)) if sampled else tune.grid_search(list(rates))
     models_and_data = [
-        [each.model.weights, {name: task.task_data for name, task in each.tasks.items()}] for each in made.models
+        [model.model.weights, {name: task.task_data for name, task in model.tasks.items()}] for model in swept.models
     ]
-    where = [str(made.place.store), report_every, sampled]
-    key = stable_hash([axes, rates, models_and_data, made.space.model_dump(mode="json"), *where])[:12]
-    return ParamSpace({**found, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), made, report_every)}})
+    where = [str(swept.place.store), report_every, sampled]
+    key = stable_hash([axes, rates, models_and_data, swept.space.model_dump(mode="json"), *where])[:12]
+    return ParamSpace({**entries, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), swept, report_every)}})
 
 
 class ParamSpace(dict[str, Any]):
@@ -121,9 +121,9 @@ class ParamSpace(dict[str, Any]):
 def _comparable(value: Any) -> Any:
     """Return an entry of a space, such as one of Tune's domains, as what is the same in every process."""
     if isinstance(value, Mapping):
-        return {str(name): _comparable(each) for name, each in value.items()}
+        return {str(name): _comparable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_comparable(each) for each in value]
+        return [_comparable(item) for item in value]
     if isinstance(value, Domain | Sampler):
         return [type(value).__name__, _comparable(vars(value))]
     return getattr(value, "__qualname__", None) or str(value)
@@ -135,12 +135,12 @@ def trial_name(trial: Any) -> str:
     Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Of wrong values the trial says what is wrong.
     """
     config = trial.config  # Ray puts the sweep into it later
-    rate, seed = (_own(config.get(name)) for name in ("learning_rate", "seed"))
+    rate, seed = (_as_python(config.get(name)) for name in ("learning_rate", "seed"))
     with suppress(TypeError):
         rate = rate_text(rate)
     with suppress(ValueError):
         seed = seed_label(read_seed(seed))
-    settings = [f"{name}{_own(value)}" for name, value in _settings(config).items()]
+    settings = [f"{name}{_as_python(value)}" for name, value in _settings(config).items()]
     point = ["-".join(settings)] if settings else []
     return "/".join([str(config.get("model")), str(config.get("task")), f"lr{rate}", *point, str(seed)])
 
@@ -150,24 +150,24 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in (*AXES, SWEEP)}
 
 
-def _own(value: Any) -> Any:
+def _as_python(value: Any) -> Any:
     """Return a value of a config as Python's own; numpy's are common in search spaces."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _tasks(made: StudySweep) -> list[str]:
+def _tasks(swept: StudySweep) -> list[str]:
     """Return the tasks of a sweep's trials; those that share a training as one, `mnli+mnli_mm`."""
-    space = made.space
+    space = swept.space
     alike = [
         cell
-        for cell in made.plan().cells
+        for cell in swept.plan().cells
         if cell.learning_rate == space.learning_rates[0] and Seeds.of(cell.seed) == Seeds.of(space.seeds[0])
     ]
     shared = [training.task for training in trainings_of({cell_key(cell): cell for cell in alike})]
     # Of tasks that start from a best cell that is not known yet, no cell is planned.
     planned = {task for group in shared for task in group.split("+")}
-    found = dict.fromkeys([*shared, *(task for task in space.tasks if task not in planned)])
-    return sorted(found, key=lambda group: space.tasks.index(group.partition("+")[0]))
+    groups = dict.fromkeys([*shared, *(task for task in space.tasks if task not in planned)])
+    return sorted(groups, key=lambda group: space.tasks.index(group.partition("+")[0]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,12 +198,12 @@ class TunedSweep:
         from mlmclm.cluster.cluster import cluster_view
 
         space, cluster = self.made.space, cluster_view()()
-        found = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster)
-        if may_get_places(cluster, found, 1):  # Tune waits for ever, and says so much later
-            say(f"waiting for nodes: no node has {amounts(found)} for a trial yet: {describe(cluster)}. {SMALLER}")
+        bundle = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster)
+        if may_get_places(cluster, bundle, 1):  # Tune waits for ever, and says so much later
+            say(f"waiting for nodes: no node has {amounts(bundle)} for a trial yet: {describe(cluster)}. {SMALLER}")
         else:
-            check_place("A trial", found, cluster, remedy=SMALLER)
-        return found
+            check_place("A trial", bundle, cluster, remedy=SMALLER)
+        return bundle
 
     def trial(self, config: Mapping[str, Any]) -> SweepTrial:
         """Return the cell of a trial with this config.
@@ -213,19 +213,19 @@ class TunedSweep:
         """
         for name in (name for name in AXES if name not in config):
             raise UserError(f"{name}: the config needs one; its entries are {', '.join(AXES)} and settings.")
-        model, task, rate = self._model(config["model"]), str(config["task"]), _own(config["learning_rate"])
-        for each in (each for each in task.split("+") if each not in model.space.tasks):
-            raise unknown("task", each, model.space.tasks, where="task")
+        model, task, rate = self._model(config["model"]), str(config["task"]), _as_python(config["learning_rate"])
+        for name in (name for name in task.split("+") if name not in model.space.tasks):
+            raise unknown("task", name, model.space.tasks, where="task")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
             raise UserError(f"learning_rate {rate!r}: a learning rate is a number between 0 and 1.")
         try:
-            seed = read_seed(_own(config["seed"]))
+            seed = read_seed(_as_python(config["seed"]))
         except ValueError as error:
             raise UserError(f"seed {config['seed']!r}: {error}.") from error
         settings = _settings(config)
-        found = [self._cell(model, each, settings) for each in task.split("+")]
-        place, (first, source) = self.made.place, found[0]
-        cells = [replace(cell, learning_rate=float(rate), seed=seed) for cell, _ in found]
+        starts = [self._cell(model, name, settings) for name in task.split("+")]
+        place, (first, source) = self.made.place, starts[0]
+        cells = [replace(cell, learning_rate=float(rate), seed=seed) for cell, _ in starts]
         if len({training_key(cell) for cell in cells}) > 1:
             raise UserError(f"task {task}: with these settings, these tasks share no training; give one of them.")
         rows = model.tasks[first.task].sizes["train"][0]
@@ -237,16 +237,16 @@ class TunedSweep:
     def _cell(self, model: SweptModel, task: str, settings: Mapping[str, Any]) -> tuple[Cell, Cell | None]:
         """Return a cell of a model on a task, at some rate and seed, and the cell that it starts from, if any."""
         source = model.space.start_from.get(task)
-        own = (task,) if source is None else (source, task)
+        tasks = (task,) if source is None else (source, task)
         starts = {} if source is None else {task: source}
         # A start is chosen among learning rates that are added for all models together.
         narrowed = [
             replace(
-                each,
-                space=each.space.model_copy(update={"tasks": own, "start_from": starts}),
-                tasks={name: each.tasks[name] for name in own},
+                swept,
+                space=swept.space.model_copy(update={"tasks": tasks, "start_from": starts}),
+                tasks={name: swept.tasks[name] for name in tasks},
             )
-            for each in (self.made.models if source else (model,))
+            for swept in (self.made.models if source else (model,))
         ]
         planned = plan_sweep(narrowed, self.made.place)
         like = next((cell for cell in planned.cells if (cell.model, cell.task) == (model.model.name, task)), None)
@@ -266,7 +266,7 @@ class TunedSweep:
         return replace(like, weights=model.model.weights, protocol=protocol, setting=""), start
 
     def _model(self, name: str) -> SweptModel:
-        by_name = {each.model.name: each for each in self.made.models}
+        by_name = {swept.model.name: swept for swept in self.made.models}
         if name not in by_name:
             raise unknown("model", name, by_name, where="model")
         return by_name[name]
