@@ -239,7 +239,7 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
             caught = [handler.type for handler in node.handlers]
         else:
             caught = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
-        names = {name for kind in caught if kind for part in ast.walk(kind) for name in dotted(part)}
+        names = {name for expr in caught if expr for part in ast.walk(expr) for name in dotted(part)}
         may_fail = may_fail or isinstance(node, ast.If) or None in caught or bool(names & _CATCH_MISSING)
         left += [(child, may_fail) for child in reversed([*ast.iter_child_nodes(node)])]
 

@@ -95,8 +95,8 @@ def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     """
     size, *rest = name.split("-")
     replicate = _replicate(name, rest)
-    if size not in (known := tuple(sizes)):
-        raise unknown("size", size, known, where=f"model {name!r}")
+    if size not in (allowed := tuple(sizes)):
+        raise unknown("size", size, allowed, where=f"model {name!r}")
     if not rest:
         raise UserError(f"model {name!r}: the objective and the number of steps are missing; expected {_GRAMMAR}.")
     if rest == ["untrained"]:
@@ -150,10 +150,10 @@ def replicates_among(names: Mapping[str, ModelName]) -> dict[str, str]:
         names: the plans of models, by what they are called.
     """
     firsts: dict[ModelName, str] = {}
-    for called in sorted(names, key=lambda each: names[each].replicate):
+    for called in sorted(names, key=lambda called: names[called].replicate):
         firsts.setdefault(replace(names[called], replicate=1), called)
-    found = {called: firsts[replace(name, replicate=1)] for called, name in names.items()}
-    return {called: first for called, first in found.items() if called != first}
+    first_of = {called: firsts[replace(name, replicate=1)] for called, name in names.items()}
+    return {called: first for called, first in first_of.items() if called != first}
 
 
 def _replicate(name: str, parts: list[str]) -> int:
@@ -171,12 +171,12 @@ def _replicate(name: str, parts: list[str]) -> int:
 def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
     """Yield a name's parts, with each share replaced by the steps that it stands for."""
     last = (len(parts) // 2) * 2 - 1  # index of the last phase's steps
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         match = _SHARE.fullmatch(part)
         if match is None:
             yield part
             continue
-        if place % 2 == 0 or place == last:
+        if index % 2 == 0 or index == last:
             raise UserError(
                 f"model {name!r}: {part!r} is a share of the last phase's end, and stands for the steps of an earlier phase only."
             )

@@ -17,7 +17,7 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.schedules.decay import DECAYS, DecayName
 
 _CARRIED = "as in the phase before it, or in the recipe"
-"""Mark of the settings that are so unless a phase says them."""
+"""Mark of the settings that a phase takes from the phase before it, or from the recipe, unless it sets them."""
 
 
 class BatchWarmup(Frozen):
@@ -34,7 +34,7 @@ class BatchWarmup(Frozen):
 
 
 class TrainingPhase(Frozen):
-    """A phase. What it doesn't say is as in the phase before it, or in the recipe; its schedule always begins anew."""
+    """A phase. Settings that it omits are those of the phase before it, or of the recipe; its schedule always begins anew."""
 
     name: Annotated[str, Role.DISPLAY] = Field(pattern=r"^[a-z]+$")
     """Short name; revisions of exported models are tagged with it and the phase's own steps (`ext2000`)."""
@@ -91,7 +91,7 @@ class TrainingPhase(Frozen):
 
 
 CARRIED = TrainingPhase.fields_with(_CARRIED)
-"""Settings that a phase takes from the one before it, or from the recipe, unless it says them."""
+"""Settings that a phase takes from the one before it, or from the recipe, unless it sets them."""
 
 
 class ResolvedPhase(Frozen):
@@ -151,7 +151,7 @@ def samples_in(steps: int, batch: int, warmup: BatchWarmup | None) -> int:
 def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
     """Return the optimiser steps of a phase.
 
-    `block_length` and `batch` are those of the phase, with the recipe's in place of what it doesn't say.
+    `block_length` and `batch` are those of the phase, or the recipe's where it omits them.
     """
     if phase.steps is not None:
         return phase.steps
@@ -162,12 +162,12 @@ def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
 
 
 def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[ResolvedPhase, ...]:
-    """Return phases at their places, the first at step 0; the recipe says what the first ones leave out (`CARRIED`)."""
+    """Return phases at their places, the first at step 0; the recipe has what the first ones leave out (`CARRIED`)."""
     resolved: list[ResolvedPhase] = []
     values, start = {name: getattr(recipe, name) for name in CARRIED}, 0
     for phase in phases:
-        given = {name: value for name, value in phase if name not in ("steps", "tokens")}
-        values |= {name: value for name, value in given.items() if name not in CARRIED or value is not None}
+        settings = {name: value for name, value in phase if name not in ("steps", "tokens")}
+        values |= {name: value for name, value in settings.items() if name not in CARRIED or value is not None}
         stop = start + steps_of(phase, block_length=values["block_length"], batch=values["batch"])
         if not resolved:
             values["moments"] = "keep"  # there are none yet, so it makes no other states

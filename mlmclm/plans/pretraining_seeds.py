@@ -1,4 +1,4 @@
-"""StreamSeeds of pretraining: one for each random stream, so that replicates can vary one and keep the others."""
+"""Seeds of pretraining: one for each random stream, so that replicates can vary one and keep the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OfReplicates = Annotated[int, Field(ge=0)] | Annotated[tuple[Annotated[int, Fiel
 
 
 class PretrainingSeeds(Frozen):
-    """StreamSeeds by random stream: one number for all replicates of a model, or a list with one for each."""
+    """Seeds by random stream: one number for all replicates of a model, or a list with one for each."""
 
     weights: Annotated[OfReplicates | None, Role.WEIGHTS, Enters.INDIRECTLY] = None
     """Initial weights. None, here and below, takes the recipe's seed for the first replicate, and the next number for each
@@ -41,16 +41,16 @@ class PretrainingSeeds(Frozen):
         Raises:
             UserError: a list has no seed for the replicate.
         """
-        found = {}
+        seeds = {}
         for stream in StreamSeeds._fields:
-            given = getattr(self, stream)
-            if given is None:
-                given = seed + replicate - 1
-            elif not isinstance(given, int):
-                if replicate > len(given):
+            value = getattr(self, stream)
+            if value is None:
+                value = seed + replicate - 1
+            elif not isinstance(value, int):
+                if replicate > len(value):
                     raise UserError(
-                        f"recipe.pretraining_seeds.{stream}: {list(given)} has no seed for replicate {replicate}; add one."
+                        f"recipe.pretraining_seeds.{stream}: {list(value)} has no seed for replicate {replicate}; add one."
                     )
-                given = given[replicate - 1]
-            found[stream] = given
-        return StreamSeeds(**found)
+                value = value[replicate - 1]
+            seeds[stream] = value
+        return StreamSeeds(**seeds)

@@ -53,7 +53,7 @@ DIVIDING = frozenset(
         ),
     }
 )  # fmt: skip
-"""Keys of DeepSpeed's configuration that report, or divide the work in other pieces. All others, such as the precision in
+"""Keys of DeepSpeed's configuration that only report, or divide the work differently. All others, such as the precision in
 which gradients are added up, may change the weights."""
 
 
@@ -131,7 +131,7 @@ class Recipe(Frozen):
     """Seed of the initialisation, the data order and the masks; each has its own random stream. Further replicates of a
     model (`-r2` in its name) have the next numbers."""
     pretraining_seeds: Annotated[PretrainingSeeds, Role.WEIGHTS, Enters.INDIRECTLY] = PretrainingSeeds()
-    """StreamSeeds of the streams in place of `seed`, such as `{weights: 0}` for replicates that begin with the same weights."""
+    """Seeds of the streams in place of `seed`, such as `{weights: 0}` for replicates that begin with the same weights."""
 
     workers: Annotated[int, Role.WORK] = Field(2, ge=1)
     fewest_workers: Annotated[int | None, Role.WORK] = Field(None, ge=1)
@@ -189,10 +189,10 @@ class Recipe(Frozen):
     def _no_contradiction(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key, field in RECIPE_KEYS.items():
             group, _, name = key.rpartition(".")
-            given = value.get(group) if group else value
-            if isinstance(given, dict) and name in given:
+            settings = value.get(group) if group else value
+            if isinstance(settings, dict) and name in settings:
                 raise ValueError(
-                    f"{key}: {given[name]!r} contradicts the recipe, which says it in {field}; change that instead"
+                    f"{key}: {settings[name]!r} contradicts the recipe, which sets it by {field}; change that instead"
                 )
         return value
 
@@ -280,11 +280,11 @@ class Recipe(Frozen):
                 f"{where}: its {phase.stop - phase.start} steps are fewer than those of its warm-up and decay"
             )
         try:
-            own = type(self).model_validate(self.during(phase).model_dump())
+            resolved = type(self).model_validate(self.during(phase).model_dump())
         except ValidationError as error:
-            said = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
-            raise ValueError(f"{where}: {said}") from error
-        fewest = own.batch // own.sequences_at_once(own.workers)
+            reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+            raise ValueError(f"{where}: {reasons}") from error
+        fewest = resolved.batch // resolved.sequences_at_once(resolved.workers)
         if phase.batch_warmup is not None and not fewest <= phase.batch_warmup.first <= phase.batch:
             raise ValueError(
                 f"{where}: batch_warmup.first {phase.batch_warmup.first} is not between {fewest}, one sequence for each micro-batch of each "
@@ -314,7 +314,7 @@ class Recipe(Frozen):
         """
         shares = [self.batch // number for number in self.possible_workers]
         below = range(self.sequences_at_once(self.workers) - 1, 0, -1)
-        allowed = (each for each in below if all(share % each == 0 for share in shares))
+        allowed = (count for count in below if all(share % count == 0 for share in shares))
         return next((at_once for at_once in allowed if self.batch // at_once <= rows), None)
 
     def seeds_of(self, replicate: int) -> StreamSeeds:
@@ -323,13 +323,13 @@ class Recipe(Frozen):
         Raises:
             UserError: `pretraining_seeds` has none for it, or the same as for an earlier one.
         """
-        found = [self.pretraining_seeds.of(number, self.seed) for number in range(1, replicate + 1)]
-        if found[-1] in found[:-1]:
+        seeds = [self.pretraining_seeds.of(number, self.seed) for number in range(1, replicate + 1)]
+        if seeds[-1] in seeds[:-1]:
             raise UserError(
-                f"recipe.pretraining_seeds: replicates {found.index(found[-1]) + 1} and {replicate} would have the same seeds, so they would be one "
+                f"recipe.pretraining_seeds: replicates {seeds.index(seeds[-1]) + 1} and {replicate} would have the same seeds, so they would be one "
                 "model; leave a stream out, or give it a list with a seed for each replicate."
             )
-        return found[-1]
+        return seeds[-1]
 
     @property
     def seeds(self) -> StreamSeeds:
@@ -365,26 +365,26 @@ class Recipe(Frozen):
             UserError: the message names the phase.
         """
         for phase in self.phases_of(size) or (None,):
-            own, where = self.during(phase), "recipe" if phase is None else f"recipe.phases: {phase.name!r}"
-            if own.rope_base is not None and not shape.rotary:
+            resolved, where = self.during(phase), "recipe" if phase is None else f"recipe.phases: {phase.name!r}"
+            if resolved.rope_base is not None and not shape.rotary:
                 raise UserError(
-                    f"{where}: rope_base {own.rope_base:g}: models of size {size} ({shape.architecture}) have no rotary positions; leave it out."
+                    f"{where}: rope_base {resolved.rope_base:g}: models of size {size} ({shape.architecture}) have no rotary positions; leave it out."
                 )
-            if own.local_rope_base is not None and not shape.local_rotary:
+            if resolved.local_rope_base is not None and not shape.local_rotary:
                 raise UserError(
-                    f"{where}: local_rope_base {own.local_rope_base:g}: models of size {size} ({shape.architecture}) have no layers with local attention that "
-                    "have a base of their own; leave it out."
+                    f"{where}: local_rope_base {resolved.local_rope_base:g}: models of size {size} ({shape.architecture}) have no layers with local attention "
+                    "that have a base of their own; leave it out."
                 )
 
     def lengths(self, sizes: Iterable[str]) -> set[int]:
         """Return the block lengths that models of these sizes are trained on."""
-        found = {phase.block_length for size in sizes for phase in self.phases_of(size)}
-        return found or {self.block_length}
+        lengths = {phase.block_length for size in sizes for phase in self.phases_of(size)}
+        return lengths or {self.block_length}
 
     def mixes(self, sizes: Iterable[str]) -> list[Mix | None]:
         """Return the mixes that models of these sizes are trained on, in order; None where there is none."""
-        found = [phase.mix for size in sizes for phase in self.phases_of(size)]
-        return list(dict.fromkeys([self.mix, *found]))
+        mixes = [phase.mix for size in sizes for phase in self.phases_of(size)]
+        return list(dict.fromkeys([self.mix, *mixes]))
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that determine the resulting weights, up to the order of floating-point sums."""

@@ -34,24 +34,24 @@ class Segment:
 
     def rate(self, step: int, recipe: Recipe) -> float:
         """Return the learning rate of one of this segment's steps, counted from 0."""
-        own = self.phase or recipe
+        settings = self.phase or recipe
         return learning_rate(
             step,
-            peak=own.peak_learning_rate,
-            warmup=own.warmup_steps if self.warmup is None else self.warmup,
+            peak=settings.peak_learning_rate,
+            warmup=settings.warmup_steps if self.warmup is None else self.warmup,
             origin=self.origin,
-            decay=own.decay_steps,
+            decay=settings.decay_steps,
             decay_end=self.decay_end,
-            law=own.decay,
+            law=settings.decay,
             final_share=0.0 if self.phase is None else self.phase.final_share,
         )
 
     def identity(self) -> list[Any]:
         """Return this segment as plain values for a state's key."""
         # The recipe's own warm-up is part of the fingerprint already.
-        own = self.warmup if self.phase is None else self.phase.identity()
+        schedule = self.warmup if self.phase is None else self.phase.identity()
         place = [self.objective.identity, self.start, self.stop, self.origin, self.decay_end]
-        return place if own is None else [*place, own]
+        return place if schedule is None else [*place, schedule]
 
     def batch_at(self, step: int, recipe: Recipe) -> int:
         """Return the sequences of one of this segment's steps, counted from 0."""
@@ -86,17 +86,17 @@ def samples_of(segments: Sequence[Segment], step: int, recipe: Recipe) -> range 
         segments: the history that contains the step.
         step: the step, counted from 0.
     """
-    here = segment_at(segments, step)
-    own = recipe.during(here.phase)
-    seen = {mix: count for (length, mix), count in _seen(segments, step, recipe).items() if length == own.block_length}
-    first = seen.pop(own.mix)
-    numbers = range(first, first + here.batch_at(step, recipe))
-    if own.mix is None:
+    segment = segment_at(segments, step)
+    current = recipe.during(segment.phase)
+    seen = {mix: n for (length, mix), n in _seen(segments, step, recipe).items() if length == current.block_length}
+    first = seen.pop(current.mix)
+    numbers = range(first, first + segment.batch_at(step, recipe))
+    if current.mix is None:
         return numbers
     before = Counter[str]()
     for mix, count in seen.items():
         before.update(counts(mix or (), count))
-    return MixedSamples(numbers, own.mix, tuple(sorted(before.items())))
+    return MixedSamples(numbers, current.mix, tuple(sorted(before.items())))
 
 
 def revision_steps(segments: Sequence[Segment], recipe: Recipe) -> list[int]:
@@ -106,33 +106,33 @@ def revision_steps(segments: Sequence[Segment], recipe: Recipe) -> list[int]:
         return list(range(0, last + 1, recipe.revisions_every))
     if recipe.revisions_every_tokens is None:
         return []
-    found, seen = [0], 0
+    steps, seen = [0], 0
     for segment in segments:
         length = recipe.during(segment.phase).block_length
         for step in range(segment.start, segment.stop):
             before, seen = seen, seen + segment.batch_at(step, recipe) * length
             # A step may pass several multiples.
             if seen // recipe.revisions_every_tokens > before // recipe.revisions_every_tokens:
-                found.append(step + 1)
-    return found
+                steps.append(step + 1)
+    return steps
 
 
 def samples_by_source(segments: Sequence[Segment], recipe: Recipe) -> dict[tuple[str, int], int]:
     """Return the samples that training sees by the name of their source and their length; without mixes the name is ""."""
-    found = Counter[tuple[str, int]]()
+    totals = Counter[tuple[str, int]]()
     for (length, mix), samples in _seen(segments, segments[-1].stop if segments else 0, recipe).items():
         parts = {"": samples} if mix is None else counts(mix, samples)
-        found.update({(name, length): count for name, count in parts.items()})
-    return dict(found)
+        totals.update({(name, length): count for name, count in parts.items()})
+    return dict(totals)
 
 
 def _seen(segments: Sequence[Segment], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
     """Return the samples before a step, by their length and mix."""
-    found = Counter[tuple[int, Mix | None]]()
+    totals = Counter[tuple[int, Mix | None]]()
     for segment in segments:
-        own = recipe.during(segment.phase)
-        found[own.block_length, own.mix] += segment.samples(step, recipe)
-    return found
+        resolved = recipe.during(segment.phase)
+        totals[resolved.block_length, resolved.mix] += segment.samples(step, recipe)
+    return totals
 
 
 def segments_of(name: ModelName, recipe: Recipe) -> list[Segment]:

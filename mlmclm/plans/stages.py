@@ -43,7 +43,7 @@ class State:
     sources: Sources = ()
     """Names and keys of the corpora that the recipe's mixes are drawn from, if it has mixes."""
     seeds: StreamSeeds | None = None
-    """StreamSeeds of its random streams; None if each is the recipe's `seed`."""
+    """Seeds of its random streams; None if each is the recipe's `seed`."""
 
     @property
     def step(self) -> int:
@@ -56,8 +56,8 @@ class State:
 
     def lengths(self, recipe: Recipe) -> list[int]:
         """Return the block length of each segment; of an untrained model, that of the first phase."""
-        found = [recipe.during(segment.phase).block_length for segment in self.segments]
-        return found or [self.resolved(recipe).block_length]
+        lengths = [recipe.during(segment.phase).block_length for segment in self.segments]
+        return lengths or [self.resolved(recipe).block_length]
 
     def resolved(self, recipe: Recipe) -> Recipe:
         """Return the recipe as it was in the last step's phase; in the first phase for an untrained state."""
@@ -90,7 +90,7 @@ class State:
     def key(self, fingerprint: str) -> str:
         """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`).
 
-        Of the sources only those count that the history reads, so that a later phase may add one.
+        Only the sources that the history reads count, so that a later phase may add one.
         """
         read = {
             name
@@ -160,9 +160,9 @@ class Stage:
         """
         parts: list[Stage] = []
         start = self.start
-        for there, group in groupby(self.states, exists):
+        for existing, group in groupby(self.states, exists):
             states = tuple(group)
-            if not there:
+            if not existing:
                 parts.append(replace(self, start=start, states=states))
             start = states[-1]
         return tuple(parts)
@@ -253,8 +253,8 @@ def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with
     """Return the hash of everything that all models of a study share and that can change their weights.
 
     Args:
-        corpus_key: key of the corpus; of several sources, which states have keys of, that of their tokenizer.
-        padded_with_eos: whether the pad token is EOS. EOS's embedding is learned then, as all others are, which the key says.
+        corpus_key: key of the corpus. With several sources, whose keys are in those of states, it is their tokenizer's key.
+        padded_with_eos: whether the pad token is EOS, whose embedding is then learned like all others; this enters the hash.
     """
     learned = {"eos": "learned"} if padded_with_eos else {}
     return stable_hash({"recipe": recipe.identity(), "corpus": corpus_key, "vocabulary": vocabulary, **learned})
@@ -269,13 +269,13 @@ def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources
         UserError: if a phase is shorter than its decay, or the decay begins before the end of the warm-up, so that the
             learning rate would never reach its peak; or if the name doesn't fit the recipe's phases.
     """
-    phases, seeds = recipe.phases_of(name.size), recipe.seeds_of(name.replicate)
-    own = None if set(seeds) == {recipe.seed} else seeds
+    phases, stream_seeds = recipe.phases_of(name.size), recipe.seeds_of(name.replicate)
+    seeds = None if set(stream_seeds) == {recipe.seed} else stream_seeds
     if phases and not name.phases:
-        return State(name.size, (), initial, tuple((each, getattr(phases[0], each)) for each in SHAPE), sources, own)
+        return State(name.size, (), initial, tuple((f, getattr(phases[0], f)) for f in SHAPE), sources, seeds)
     segments = segments_in_phases(name, phases) if phases else segments_of(name, recipe)
     # An intermediate checkpoint lies on the full run's schedule: plan that run, then cut it at the step.
-    return State(name.size, tuple(segments), initial, sources=sources, seeds=own).at(name.steps)
+    return State(name.size, tuple(segments), initial, sources=sources, seeds=seeds).at(name.steps)
 
 
 def make_plan(
@@ -325,9 +325,9 @@ def _extend(stages: list[Stage], position: State, target: State, targets: Sequen
     end = target.at(phase[-1].stop)
     deposited = [state for stage in stages for state in stage.states]
     if end not in deposited:
-        known = [state for state in deposited if state.step < end.step and end.passes(state)]
+        reached = [state for state in deposited if state.step < end.step and end.passes(state)]
         # Start from the furthest state that some stage deposits, so that none of the steps before it is trained twice.
-        start = max([position, *known], key=lambda state: state.step)
+        start = max([position, *reached], key=lambda state: state.step)
         # Deposit a state wherever another model branches off from this one.
         branches = {end.at(_common_step(end, other)) for other in targets}
         deposits = (state for state in branches | {end} if state.step > start.step)

@@ -85,14 +85,14 @@ class Suite(Frozen):
         Raises:
             UserError: if the combination is invalid, such as a batch that is not divisible by the number of workers.
         """
-        own = {} if self.recipe is None else self.recipe.model_dump(exclude_unset=True)
-        values = {**recipe.model_dump(), **own}
+        overrides = {} if self.recipe is None else self.recipe.model_dump(exclude_unset=True)
+        values = {**recipe.model_dump(), **overrides}
         mixes = {} if self.lacking(sources) else self.mixes
         for phases in (values["phases"], *values["phases_by_size"].values()):
             for phase in phases:
                 if phase["name"] in mixes:
                     phase["mix"] = mixes[phase["name"]]
-        return parse(Recipe, values, where=where) if own or mixes else recipe
+        return parse(Recipe, values, where=where) if overrides or mixes else recipe
 
 
 def _sizes(info: ValidationInfo) -> tuple[str, ...]:

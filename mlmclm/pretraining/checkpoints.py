@@ -82,10 +82,10 @@ def write_parts(folder: Path, state: TrainingState) -> list[str]:
     parts = state.parts or [list(tensors)]
     written = []
     for file, names in zip(part_names(len(parts)), parts, strict=True):
-        own = {name: tensors[name] for name in names if name in tensors}
-        if own:
-            assert len(own) == len(names) or len(parts) == 1, f"tensors of {file} are missing"
-            save_file({name: tensor.contiguous() for name, tensor in (own | more).items()}, str(folder / file))
+        part = {name: tensors[name] for name in names if name in tensors}
+        if part:
+            assert len(part) == len(names) or len(parts) == 1, f"tensors of {file} are missing"
+            save_file({name: tensor.contiguous() for name, tensor in (part | more).items()}, str(folder / file))
             written.append(file)
             more = {}
     return written
@@ -107,8 +107,8 @@ def read_tensors(folder: Path) -> TrainingState:
     file = folder / "callbacks.json"
     callbacks: dict[str, dict[str, Any]] = read_json(file) if file.is_file() else {}
     for name, tensor in kept.items():
-        callback, _, own = name.partition("/")
-        callbacks[callback][own] = tensor
+        callback, _, key = name.partition("/")
+        callbacks[callback][key] = tensor
     return TrainingState(int(read_json(folder / "step.json")["step"]), weights, first, second, callbacks)
 
 
@@ -149,23 +149,23 @@ def write_folder(
             names = write_tensors(folder, state)
             (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in metrics), encoding="utf-8")
             write_json(folder / "state.json", {**description, "step": state.step})
-            own = sums_of(folder, [*names, "metrics.jsonl", "state.json"])
+            local = sums_of(folder, [*names, "metrics.jsonl", "state.json"])
         shares = [peers.told(str(rank)) for rank in range(1, peers.world)]
-        files = {name: noted for each in (own, *(share["files"] for share in shares)) for name, noted in each.items()}
+        files = {name: entry for sums in (local, *(share["files"] for share in shares)) for name, entry in sums.items()}
         if missing := set(part_names(len(state.parts) or 1)) - files.keys():
             raise EnvironmentFault(f"{target}: no worker has written {', '.join(sorted(missing))}.")
         with disk_faults(target):
             write_json(folder / CHECKSUMS, files)
-            own |= sums_of(folder, [CHECKSUMS])
+            local |= sums_of(folder, [CHECKSUMS])
             # Finished before it is sent: where all see its folder, an outage of the store's address costs this machine nothing.
-            whole = all(share["here"] for share in shares) and finish_folder(folder, target)
+            complete = all(share["here"] for share in shares) and finish_folder(folder, target)
         # If another process was faster, its files have other checksums than ours: a metric's time differs.
-        place = target if whole else folder
+        place = target if complete else folder
         peers.tell(FINISHED, {"path": str(place)})
-        upload(place, own, to)
+        upload(place, local, to)
         for rank in range(1, peers.world):
             peers.told(sent_by(rank))
-        write_manifest(files | own, to)
+        write_manifest(files | local, to)
 
 
 def writers(state: TrainingState, title: str, rank: int, world: int) -> Peers:
@@ -187,19 +187,19 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
         common = Path(path)
         needed = bool(state.weights or state.first or state.second) and address_of(to) is None
         # The name is random, so a machine that has the folder shares it with rank 0.
-        here = _is_seen(common, peers, SEEN_WITHIN if needed else 0.0)
-        if needed and not here:
+        visible = _is_seen(common, peers, SEEN_WITHIN if needed else 0.0)
+        if needed and not visible:
             raise EnvironmentFault(
                 f"{common} of worker 0 is not seen here. Put the store into a folder that all nodes share, or at an address."
             )
-        with nullcontext(common) if here else temporary_folder(target) as folder:
+        with nullcontext(common) if visible else temporary_folder(target) as folder:
             with disk_faults(target):
                 files = sums_of(folder, write_parts(folder, state))
-            peers.tell(str(peers.rank), {"here": here or not files, "files": files})
+            peers.tell(str(peers.rank), {"here": visible or not files, "files": files})
             finished = Path(peers.told(FINISHED)["path"])
-            if here and address_of(to) is not None:
+            if visible and address_of(to) is not None:
                 _is_seen(finished, peers, SEEN_WITHIN)
-            upload(finished if here else folder, files, to)
+            upload(finished if visible else folder, files, to)
     except Exception:
         peers.told(FOLDER)  # raises rank 0's error, if the folder is missing because of it
         raise

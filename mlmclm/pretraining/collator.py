@@ -1,4 +1,4 @@
-"""Labelling: an objective with its settings, which turns rows of tokens into inputs and labels."""
+"""Collator: an objective with its settings, which turns rows of tokens into inputs and labels."""
 
 from __future__ import annotations
 

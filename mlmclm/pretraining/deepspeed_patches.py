@@ -120,11 +120,11 @@ def _flat(tensors: Sequence[Tensor], room: Tensor | None = None) -> Tensor:
         enough. The next call overwrites `room`.
     """
     first, count = tensors[0], 0
-    behind = True
+    joined = True
     for tensor in tensors:
-        behind = behind and tensor.is_contiguous() and tensor.data_ptr() == first.data_ptr() + count * first.itemsize
+        joined = joined and tensor.is_contiguous() and tensor.data_ptr() == first.data_ptr() + count * first.itemsize
         count += tensor.numel()
-    if behind and first.untyped_storage().nbytes() >= (first.storage_offset() + count) * first.itemsize:
+    if joined and first.untyped_storage().nbytes() >= (first.storage_offset() + count) * first.itemsize:
         return first.as_strided((count,), (1,))
     out = None if room is None or count > len(room) else room[:count]
     return torch.cat([tensor.flatten() for tensor in tensors], out=out)

@@ -115,7 +115,7 @@ class Engine:
         Args:
             partitioning: how the workers divide the model (`partitioning_of`).
             state: the state to continue from; None starts at step 0 with the weights that the model has.
-            separator: the token that ends each document if documents are isolated (`labelling.separator`), else None.
+            separator: the token that ends each document if documents are isolated (`collator.separator`), else None.
             moments_since: step at which the moments were last 0. A state of that step loses those that it has.
             part_bytes: most bytes of a state's file (`parts`).
 
@@ -131,7 +131,7 @@ class Engine:
         self.backend = backend_of(device_of_workers())
         self.part_bytes = part_bytes
         # Noted before ZeRO 3 divides the weights, which hides their sizes.
-        self.sizes = {name.removeprefix("model."): each.numel() for name, each in model.named_parameters()}
+        self.sizes = {name.removeprefix("model."): parameter.numel() for name, parameter in model.named_parameters()}
         count = sum(self.sizes.values())
         apart = not self.backend.in_host_memory
         config = deepspeed_config(recipe, self.world, type(partitioning), count, apart=apart)
@@ -235,8 +235,8 @@ class Engine:
         self, input_ids: Tensor, labels: Tensor, where: Tensor, *, causal: bool, count: bool = False
     ) -> Tensor:
         """Return `PretrainingModel.forward` of a micro-batch that is in the host's memory."""
-        ids, own, places = (to_device(tensor, self.device) for tensor in (input_ids, labels, where))
-        result: Tensor = self.engine(ids, own, causal, self._packing(input_ids), count=count, where=places)
+        ids, targets, places = (to_device(tensor, self.device) for tensor in (input_ids, labels, where))
+        result: Tensor = self.engine(ids, targets, causal, self._packing(input_ids), count=count, where=places)
         return result
 
     def _packing(self, input_ids: Tensor) -> Packing | None:
@@ -253,16 +253,16 @@ class Engine:
         """
         kinds = (WEIGHTS, FIRST, SECOND) if moments else (WEIGHTS,)
         parts = divided({kind + name: 4 * size for kind in kinds for name, size in self.sizes.items()}, self.part_bytes)
-        own = own_names(parts, self.rank, self.world)
+        names = own_names(parts, self.rank, self.world)
         weights: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}
         second: dict[str, Tensor] = {}
         for name, parameter in zip(self.sizes, self.engine.module.parameters(), strict=True):
             tensors = self.partitioning.gathered(parameter, moments=moments)
-            for kind, place, tensor in zip(kinds, (weights, first, second), tensors, strict=False):
-                if kind + name in own:
+            for kind, target, tensor in zip(kinds, (weights, first, second), tensors, strict=False):
+                if kind + name in names:
                     # A copy, because the next step overwrites these tensors while the state is being written.
-                    place[name] = tensor.detach().to("cpu", torch.float32, copy=True)
+                    target[name] = tensor.detach().to("cpu", torch.float32, copy=True)
         return TrainingState(step, weights, first, second, parts=parts)
 
 

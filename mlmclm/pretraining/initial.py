@@ -91,10 +91,10 @@ class StoredInitial(FolderArtifact):
         Raises:
             UserError: if they differ.
         """
-        found = self.damage()  # unlike `checked`, this asks for the file of checksums too
-        if found is not None:
+        reason = self.damage()  # unlike `checked`, this asks for the file of checksums too
+        if reason is not None:
             raise UserError(
-                f"{self.folder}: {found}. Delete this folder and run again to rebuild it from {self.source}."
+                f"{self.folder}: {reason}. Delete this folder and run again to rebuild it from {self.source}."
             )
 
     def weights(self) -> StoredTensors:
@@ -161,23 +161,23 @@ def prepare_initial(wanted: Wanted) -> Beginning:
         EnvironmentFault: if the hub cannot be reached or the disk is full.
     """
     sources = {name: _look(source, wanted) for name, source in wanted.initial.items()}
-    chosen, found = _resolved(sources, wanted, pin=True)
-    for name, stored in found.items():
+    chosen, encoders = _resolved(sources, wanted, pin=True)
+    for name, stored in encoders.items():
         make = partial(_make, name, sources[name], chosen, wanted)
         stored.ensure(make, read=False, title=f"{name}'s encoder")
-    return Beginning(chosen, {name: stored.opened() for name, stored in found.items()})
+    return Beginning(chosen, {name: stored.opened() for name, stored in encoders.items()})
 
 
 def find_initial(wanted: Wanted) -> Beginning | None:
     """Return the result of `prepare_initial` if the store has everything already, else None; same errors."""
-    found = {name: _known(source, wanted) for name, source in wanted.initial.items()}
-    sources = {name: source for name, source in found.items() if source is not None}
-    if len(sources) < len(found):
+    known = {name: _known_source(source, wanted) for name, source in wanted.initial.items()}
+    sources = {name: source for name, source in known.items() if source is not None}
+    if len(sources) < len(known):
         return None
-    chosen, made = _resolved(sources, wanted)
-    if any(stored.damage(read=False) for stored in made.values()):
+    chosen, encoders = _resolved(sources, wanted)
+    if any(stored.damage(read=False) for stored in encoders.values()):
         return None
-    return Beginning(chosen, {name: stored.opened() for name, stored in made.items()})
+    return Beginning(chosen, {name: stored.opened() for name, stored in encoders.items()})
 
 
 def check_initial(wanted: Wanted, *, masked: bool) -> None:
@@ -190,26 +190,26 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
     from mlmclm.models.given import encoder_config, read_initial, size_of
 
     data_root, beside = wanted.data_root, wanted.beside
-    known: dict[str, _Source] = {}
+    sources: dict[str, _Source] = {}
     for name, source in wanted.initial.items():
-        noted = _known(source, wanted)
-        if noted is not None:
-            known[name] = noted
+        recorded = _known_source(source, wanted)
+        if recorded is not None:
+            sources[name] = recorded
         else:
             folder = fetch_config(source, data_root, beside)
             size_of(encoder_config(folder))
             _check(name, source, folder, wanted)
-    if not known:
+    if not sources:
         return
-    chosen, made = _resolved(known, wanted)
+    chosen, encoders = _resolved(sources, wanted)
     # Tokenizers are prepared into a store; a scratch one keeps the real one untouched.
     with TemporaryDirectory() as scratch:
         prepared = prepare_tokenizer(chosen, store=Path(scratch))
         check_special(prepared, masked=masked)
-        for name, stored in made.items():
-            here = local_folder(wanted.initial[name], data_root, beside)
-            if here is not None and stored.damage(read=False) is not None:
-                read_initial(here, load_tokenizer(prepared))
+        for name, stored in encoders.items():
+            existing = local_folder(wanted.initial[name], data_root, beside)
+            if existing is not None and stored.damage(read=False) is not None:
+                read_initial(existing, load_tokenizer(prepared))
 
 
 def first_config(size: str, initial: StoredInitial | None, tokenizer: Path, recipe: Recipe) -> PreTrainedConfig:
@@ -282,7 +282,7 @@ def _record(source: str, store: Path, folder: Path | None) -> Path:
     return store / StoredSource.part / f"{stable_hash(place)[:16]}.json"
 
 
-def _known(source: str, wanted: Wanted) -> _Source | None:
+def _known_source(source: str, wanted: Wanted) -> _Source | None:
     """Return a source if it is known without a download, else None."""
     folder = local_folder(source, wanted.data_root, wanted.beside)
     if folder is not None:
@@ -291,27 +291,27 @@ def _known(source: str, wanted: Wanted) -> _Source | None:
     for place in (None, *places_of(source, wanted.beside, wanted.data_root)):
         record = _record(source, wanted.store, place)
         if record.is_file():
-            noted = read_sealed(record, f"Delete it: {source} is then read again.")
-            kept = StoredSource(wanted.store, noted["content"]).folder
+            recorded = read_sealed(record, f"Delete it: {source} is then read again.")
+            kept = StoredSource(wanted.store, recorded["content"]).folder
             checked(kept, None, f"Delete {kept} and {record}: {source} is then read again.")
-            return _Source(source, noted["content"], noted["commit"], kept)
+            return _Source(source, recorded["content"], recorded["commit"], kept)
     return None
 
 
 def _content(folder: Path, store: Path) -> str:
-    """Return the content hash of a folder: that by which the store knows the model already, if it does, else today's."""
+    """Return the content hash of a folder: the one under which the store has the model, if any, else by today's definition."""
     hashes = content_hashes(folder)
-    return next((each for each in hashes if StoredSource(store, each).is_here()), hashes[0])
+    return next((content for content in hashes if StoredSource(store, content).is_here()), hashes[0])
 
 
 def _look(source: str, wanted: Wanted) -> _Source:
     """Return a source, fetching it and recording its content in the store if needed."""
     folder = local_folder(source, wanted.data_root, wanted.beside)
-    known = None if folder is not None else _known(source, wanted)
-    if known is not None:
-        if known.commit is None:
+    recorded = None if folder is not None else _known_source(source, wanted)
+    if recorded is not None:
+        if recorded.commit is None:
             say(f"initial: {source} no longer exists; the store's copy is used.")
-        return known
+        return recorded
     fetched = fetch(source, wanted.data_root, wanted.beside)
     files = Unchanged(fetched, holds=lambda: content in content_hashes(fetched))
     content = _content(fetched, wanted.store)
@@ -360,7 +360,7 @@ def _check(name: str, source: str, folder: Path, wanted: Wanted) -> None:
         )
 
 
-def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) -> TokenizerConfig:
+def _tokenizer(sources: Mapping[str, _Source], chosen: TokenizerConfig | None) -> TokenizerConfig:
     """Return the study's tokenizer, which is that of its initial models if there are any.
 
     Raises:
@@ -368,9 +368,9 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
             or there is none.
     """
     if not sources:
-        if given is None:
+        if chosen is None:
             raise UserError("key 'tokenizer' is missing.")
-        return given
+        return chosen
     parts = {name: _tokenizer_parts(source) for name, source in sources.items()}
     first, *others = parts
     for other in others:
@@ -380,15 +380,15 @@ def _tokenizer(sources: Mapping[str, _Source], given: TokenizerConfig | None) ->
                 "models of a study share corpus and tokenizer. Make a study of each."
             )
     # Take the copy in the store: it stays when the source is gone or has changed.
-    own = TokenizerConfig(path=str(sources[first].files))
-    if given is None or (given.path or given.name) in {source.text.partition("@")[0] for source in sources.values()}:
-        return own
-    if given.train_vocab_size is not None:
+    copied = TokenizerConfig(path=str(sources[first].files))
+    if chosen is None or (chosen.path or chosen.name) in {source.text.partition("@")[0] for source in sources.values()}:
+        return copied
+    if chosen.train_vocab_size is not None:
         raise UserError(
             f"tokenizer.train_vocab_size: {first!r} continues from {sources[first].text}, whose tokenizer it must have. Leave "
             "'tokenizer' out."
         )
-    return given
+    return chosen
 
 
 def _tokenizer_parts(source: _Source) -> str:

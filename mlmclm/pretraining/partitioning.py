@@ -104,12 +104,12 @@ class Replicated:
         Clips like `torch.nn.utils.clip_grad_norm_`, but in the host's memory skips the pass over gradients that would be
         multiplied by 1. The host would wait for another device to know that.
         """
-        gradients = [each.grad for each in self.engine.module.parameters() if each.grad is not None]
-        self._norm, own = self._sum(gradients)
+        gradients = [parameter.grad for parameter in self.engine.module.parameters() if parameter.grad is not None]
+        self._norm, applied = self._sum(gradients)
         if self.clip and isinstance(self._norm, Tensor):
-            torch._foreach_mul_(own, (self.clip / (self._norm + 1e-6)).clamp(max=1))
+            torch._foreach_mul_(applied, (self.clip / (self._norm + 1e-6)).clamp(max=1))
         elif self.clip and self._norm + 1e-6 > self.clip:  # the same 1e-6 as in `clip_grad_norm_`
-            torch._foreach_mul_(own, self.clip / (self._norm + 1e-6))
+            torch._foreach_mul_(applied, self.clip / (self._norm + 1e-6))
 
     def norm(self) -> float | Tensor:
         """Return the norm of the last step's whole gradient before clipping; a tensor if it's on a device of its own."""
@@ -117,12 +117,12 @@ class Replicated:
 
     def start_moments(self, step: int) -> None:
         """Set Adam's step count and zero moments, overriding any step that DeepSpeed took during initialisation."""
-        _start(self.optimizer, (each for group in self.optimizer.param_groups for each in group["params"]), step)
+        _start(self.optimizer, (p for group in self.optimizer.param_groups for p in group["params"]), step)
 
     def load_moments(self, parameter: nn.Parameter, moments: tuple[Tensor, Tensor]) -> None:
         """Set the moments of a weight, given whole; collective."""
-        for own, value in zip(self._moments(parameter), moments, strict=True):
-            own.copy_(value)
+        for moment, value in zip(self._moments(parameter), moments, strict=True):
+            moment.copy_(value)
 
     def gathered(self, parameter: nn.Parameter, *, moments: bool) -> tuple[Tensor, ...]:
         """Return a whole weight, and with `moments` both of its moments; collective. The next step changes them."""
@@ -208,8 +208,8 @@ class PartitionedMoments(Replicated):
             safe_set_full_optimizer_state(parameter, value.to(self.engine.device), name)
 
     def gathered(self, parameter: nn.Parameter, *, moments: bool) -> tuple[Tensor, ...]:
-        own = (safe_get_full_optimizer_state(parameter, name) for name in (MOMENTS if moments else ()))
-        return (safe_get_full_fp32_param(parameter), *own)
+        states = (safe_get_full_optimizer_state(parameter, name) for name in (MOMENTS if moments else ()))
+        return (safe_get_full_fp32_param(parameter), *states)
 
 
 class PartitionedGradients(PartitionedMoments):
@@ -264,8 +264,8 @@ class PartitionedWeights(PartitionedMoments):
         # its length. The padding is the one that ZeRO 3 itself adds.
         size = parameter.ds_tensor.numel()
         for name, value in zip(MOMENTS, moments, strict=True):
-            whole = functional.pad(value.flatten(), (0, size * self.world - value.numel()))
-            part = whole.narrow(0, size * self.rank, size).to(self.engine.device)
+            padded = functional.pad(value.flatten(), (0, size * self.world - value.numel()))
+            part = padded.narrow(0, size * self.rank, size).to(self.engine.device)
             safe_set_local_optimizer_state(parameter, part, name)
 
 
@@ -279,9 +279,9 @@ def partitioning_of(recipe: Recipe) -> Replicated:
     A single worker divides nothing: ZeRO 1 on one worker spends a tenth of a step on copies alone (32m on a CPU). A
     recipe that sets `zero_optimization` in its `deepspeed` block keeps its stage.
     """
-    world, given = distributed.get_world_size(), "zero_optimization" in recipe.deepspeed
-    stage = recipe.zero_stage if world > 1 or given else 0
-    if world > 1 and stage <= 1 and not given and OPTIMIZERS[recipe.optimizer] is AdamW:
+    world, stated = distributed.get_world_size(), "zero_optimization" in recipe.deepspeed
+    stage = recipe.zero_stage if world > 1 or stated else 0
+    if world > 1 and stage <= 1 and not stated and OPTIMIZERS[recipe.optimizer] is AdamW:
         memory = backend_of(device_of_workers()).shared_memory()
         if memory is not None:
             return SharedCopy(recipe, memory)

@@ -48,5 +48,5 @@ def part_names(count: int) -> list[str]:
 
 def part_paths(folder: Path) -> list[Path]:
     """Return the paths of a state's parts, whose number each of their names says; one may be missing."""
-    some = next(folder.glob("state-*-of-*.safetensors"), None)
-    return [folder / name for name in part_names(1 if some is None else int(some.stem.rpartition("-")[2]))]
+    part = next(folder.glob("state-*-of-*.safetensors"), None)
+    return [folder / name for name in part_names(1 if part is None else int(part.stem.rpartition("-")[2]))]

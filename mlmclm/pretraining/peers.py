@@ -84,9 +84,9 @@ class Peers:
         try:
             yield
         except BaseException as error:
-            own = f"worker {self.rank} on {platform.node()}: {error}"
+            reason = f"worker {self.rank} on {platform.node()}: {error}"
             for name in names:
-                self.tell(name, {"error": str(error) if isinstance(error, PeerFault) else own})
+                self.tell(name, {"error": str(error) if isinstance(error, PeerFault) else reason})
             raise
 
 

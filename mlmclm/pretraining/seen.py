@@ -83,10 +83,10 @@ def seen(
     rows_in = cache(lambda length, mix: rows_of_length(blocks, length, recipe.rows, tokenizer, mix))
     for step in steps:
         samples, segment = samples_of(segments, step, recipe), segment_at(segments, step)
-        own = recipe.during(segment.phase)
-        length = own.block_length
+        resolved = recipe.during(segment.phase)
+        length = resolved.block_length
         rows = np.arange(len(samples))
-        chosen, tokens = step_tokens(rows_in(length, own.mix), samples, seeds.order, rows)
+        chosen, tokens = step_tokens(rows_in(length, resolved.mix), samples, seeds.order, rows)
         filled = end if recipe.rows == "chunks" else None
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
         label = Collator(segment.objective, tokens_of, recipe.corruption, seeds.masks, end)
@@ -128,8 +128,8 @@ def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int]
         raise UserError(f"--export {folder}: it exists already; name a new folder.")
     with whole_folder(folder) as temporary:
         ends = [*(bound for bound in bounds if bound < steps.stop), steps.stop]
-        for number, own in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):
-            tables = (table.select(["input_ids", "step"]) for table in _tables(own))
+        for number, group in groupby(batches, key=lambda batch: bisect_right(ends, batch.step)):
+            tables = (table.select(["input_ids", "step"]) for table in _tables(group))
             name = f"train-{max(steps.start, ends[number - 1]):09}-{ends[number]:09}.parquet"
             _write_parquet(tables, temporary / name)
 

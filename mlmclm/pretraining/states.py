@@ -52,20 +52,20 @@ class StoredState(FolderArtifact):
 
     def origin(self) -> Origin:
         """Read what it was trained from: its history, the recipe, the corpus, and the state or model that it began with."""
-        noted = read_json(self.folder / "state.json") if (self.folder / "state.json").is_file() else {}
-        if "recipe" not in noted:
+        saved = read_json(self.folder / "state.json") if (self.folder / "state.json").is_file() else {}
+        if "recipe" not in saved:
             return Origin()
-        recipe = noted["recipe"]
+        recipe = saved["recipe"]
         counting = {name for role in (Role.WEIGHTS, Role.TOKENS, Role.SHAPE) for name in Recipe.fields_with(role)}
         facts = {name: value for name, value in recipe.items() if name in counting}
-        seeds = {"seeds": noted["seeds"]} if "seeds" in noted else {}
-        needs: list[Artifact] = [StoredCorpus(self.store, noted["corpus"])]
-        needs += [StoredState(self.store, noted["parent"])] if noted.get("parent") else []
-        needs += [StoredInitial(self.store, noted["initial"])] if noted.get("initial") else []
+        seeds = {"seeds": saved["seeds"]} if "seeds" in saved else {}
+        needs: list[Artifact] = [StoredCorpus(self.store, saved["corpus"])]
+        needs += [StoredState(self.store, saved["parent"])] if saved.get("parent") else []
+        needs += [StoredInitial(self.store, saved["initial"])] if saved.get("initial") else []
         return Origin(
-            {"size": noted["size"], "history": noted["legs"], "shared": noted["fingerprint"], **facts, **seeds},
+            {"size": saved["size"], "history": saved["legs"], "shared": saved["fingerprint"], **facts, **seeds},
             {name: value for name, value in recipe.items() if name not in facts},
-            noted.get("system", {}),
+            saved.get("system", {}),
             tuple(needs),
         )
 
@@ -78,9 +78,9 @@ class StoredRevision(FolderArtifact):
 
     def origin(self) -> Origin:
         """Read what it was trained from, as far as it is recorded."""
-        noted = read_json(self.folder / "state.json")
-        facts = {"size": noted.get("size"), "shared": noted.get("fingerprint"), "step": noted.get("step")}
-        return Origin(facts, needs=(StoredCorpus(self.store, str(noted.get("corpus"))),))
+        saved = read_json(self.folder / "state.json")
+        facts = {"size": saved.get("size"), "shared": saved.get("fingerprint"), "step": saved.get("step")}
+        return Origin(facts, needs=(StoredCorpus(self.store, str(saved.get("corpus"))),))
 
 
 def state_folder(store: Path, key: str) -> Path:
@@ -114,14 +114,14 @@ def link(source: Path, target: Path) -> None:
 
 def checkpoints(run_folder: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of a run's checkpoints, latest step first. The step is -1 if it cannot be read."""
-    found = []
+    folders = []
     for folder in run_folder.glob("ray_train/*/checkpoint_[0-9]*"):
         try:
             step = int(read_json(folder / "step.json")["step"])
         except (UserError, KeyError, TypeError, ValueError):
             step = -1
-        found.append((step, folder))
-    return sorted(found, reverse=True)
+        folders.append((step, folder))
+    return sorted(folders, reverse=True)
 
 
 def sent_as(run_folder: Path, step: int) -> Path:
@@ -135,16 +135,16 @@ def drop_earlier(run_folder: Path, step: int) -> None:
         for earlier in _sent(run_folder):
             if step_of(earlier) < step:
                 discard(earlier)
-        for other, earlier in checkpoints(run_folder):
-            if other < step:
+        for other_step, earlier in checkpoints(run_folder):
+            if other_step < step:
                 shutil.rmtree(earlier, ignore_errors=True)
 
 
 def bring_checkpoint(run_folder: Path) -> None:
     """Fetch the latest checkpoint at the store's address, unless this machine has a later one."""
     latest = max(_sent(run_folder), key=step_of, default=None)
-    here = max((step for step, _ in checkpoints(run_folder)), default=-1)
-    if latest is not None and step_of(latest) > here:
+    latest_here = max((step for step, _ in checkpoints(run_folder)), default=-1)
+    if latest is not None and step_of(latest) > latest_here:
         bring(run_folder / "ray_train" / "sent" / latest.name, of=latest)
 
 
@@ -168,13 +168,13 @@ def bring_start(run_folder: Path, folder: Path, *, of: Path) -> None:
     if address_of(folder) is None:
         return
     if not (folder / CHECKSUMS).is_file():
-        for _, other in checkpoints(run_folder):
-            shutil.rmtree(other, ignore_errors=True)
+        for _, outdated in checkpoints(run_folder):
+            shutil.rmtree(outdated, ignore_errors=True)
         bring(folder, of=of)
-    found = damage(folder)
-    if found is not None:
+    reason = damage(folder)
+    if reason is not None:
         raise UserError(
-            f"{folder} on {platform.node()}: {found}. Delete this folder there and run the same command again."
+            f"{folder} on {platform.node()}: {reason}. Delete this folder there and run the same command again."
         )
 
 
@@ -234,10 +234,10 @@ def describe(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: if the checksum of either file differs.
     """
-    found = damage(folder, names=("state.json", "metrics.jsonl"))
-    if found is not None:
+    reason = damage(folder, names=("state.json", "metrics.jsonl"))
+    if reason is not None:
         raise UserError(
-            f"{folder}: {found}. Put back a copy of the file; or delete this folder and run `mlmclm pretrain` on the study, which "
+            f"{folder}: {reason}. Put back a copy of the file; or delete this folder and run `mlmclm pretrain` on the study, which "
             "trains the state again."
         )
     return read_json(folder / "state.json")
@@ -253,5 +253,5 @@ def folder_curve(store: Path, folder: Path) -> list[dict[str, Any]]:
     description = describe(folder)
     before = curve(store, description["parent"]) if description.get("parent") else []
     reached = max((record["step"] for record in before), default=0)
-    own = read_metrics(folder / "metrics.jsonl")
-    return before + [record for record in own if record["step"] > reached]
+    records = read_metrics(folder / "metrics.jsonl")
+    return before + [record for record in records if record["step"] > reached]

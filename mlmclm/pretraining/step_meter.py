@@ -54,8 +54,8 @@ class StepMeter:
         """Lengths of this worker's documents in these steps, if documents are isolated."""
         self._since = time.perf_counter()
         bf16 = job.recipe.precision != "fp32"
-        known = published(engine.backend.title()) if bf16 else None
-        peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if known is None else known.peak)
+        device = published(engine.backend.title()) if bf16 else None
+        peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if device is None else device.peak)
         summed = torch.tensor(peaks, device=engine.device)
         distributed.all_reduce(summed)
         # FLOP/s of all workers. If one's device is unknown, so is the sum.
@@ -86,28 +86,28 @@ class StepMeter:
         """Return the metrics over all workers of the steps since the last call (at least one); collective."""
         steps, device = self._steps, self.engine.device
         # One all-reduce for all steps, in fp64 to keep the digits of the sums.
-        tokens = torch.tensor([each.tokens for each in steps], device=device, dtype=torch.float64)
-        totals = torch.stack([torch.stack([each.loss for each in steps]).double(), tokens])  # [2, steps]
+        tokens = torch.tensor([step.tokens for step in steps], device=device, dtype=torch.float64)
+        totals = torch.stack([torch.stack([step.loss for step in steps]).double(), tokens])  # [2, steps]
         distributed.all_reduce(totals)
-        labelled = torch.stack([each.labelled for each in steps])
+        labelled = torch.stack([step.labelled for step in steps])
         losses = (totals[0] / labelled.to(totals)).tolist()
         counts = totals[1].long().tolist()
         memory = torch.tensor(self.engine.backend.peak_memory(), device=device)
         distributed.all_reduce(memory, distributed.ReduceOp.MAX)
         # Read the clock only now: the all-reduce above waits for the slowest worker and for queued work on the
         # accelerator.
-        seconds = sum(each.seconds for each in steps) + time.perf_counter() - self._since
+        seconds = sum(step.seconds for step in steps) + time.perf_counter() - self._since
         tokens_per_second = sum(counts) / seconds
         speed = self._flops(sum(counts), int(labelled.sum())) / seconds
         share = None if math.isnan(self._published) else speed / self._published
-        data_wait = sum(each.waited for each in steps) / seconds
+        data_wait = sum(step.waited for step in steps) / seconds
         self._steps, self._documents = [], []
         return [
             StepMetrics(
-                each.step, loss if predicted else None, self.job.learning_rate(each.step), float(each.norm), predicted, count, each.seconds,
+                step.step, loss if predicted else None, self.job.learning_rate(step.step), float(step.norm), predicted, count, step.seconds,
                 tokens_per_second, speed / self._peak, share, int(memory), data_wait,
             )
-            for each, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
+            for step, loss, predicted, count in zip(steps, losses, labelled.tolist(), counts, strict=True)
         ]  # fmt: skip
 
     def resume(self) -> None:

@@ -128,8 +128,8 @@ def _train(
     added = added_kinds(job)
     # The same on all workers, since reading the metrics is collective.
     asked = any(kind.needs_each_step() for kind in added.values()) or any(callback.asks for callback in callbacks)
-    changing = [each for each in callbacks if isinstance(each.stage, KeyedStage)]
-    others = [each for each in callbacks if each not in changing]
+    changing = [callback for callback in callbacks if isinstance(callback.stage, KeyedStage)]
+    others = [callback for callback in callbacks if callback not in changing]
     for callback in callbacks:
         callback.on_start()
     for step in range(stage.start, last):
@@ -146,17 +146,17 @@ def _train(
             metrics = meter.take()
             stage.latest = metrics[-1]
             for callback in callbacks:
-                callback.on_metrics(metrics if callback in others else [each.reproduced() for each in metrics])
+                callback.on_metrics(metrics if callback in others else [row.reproduced() for row in metrics])
             meter.resume()  # callbacks and validation must not count as time of the next step
         if not stage.stopped:
             for callback in changing:
                 callback.on_step_end(done)
         if not stage.stopped and (done % recipe.evaluate_every == 0 or done == last):
             held_out = _validation_batches(job.validation, recipe, engine, label)
-            found = engine.evaluate(held_out, causal=objective.causal)
+            evaluation = engine.evaluate(held_out, causal=objective.causal)
             # That at the end of a stage is not at the same step in every study.
             for callback in callbacks if done % recipe.evaluate_every == 0 else others:
-                callback.on_validation(done, found.loss, found.accuracy)
+                callback.on_validation(done, evaluation.loss, evaluation.accuracy)
             meter.resume()
         # Before `on_step_end`, which would write the state. All workers stop here at the same step.
         if stage.stopped:
@@ -244,8 +244,8 @@ def _latest_folder(job: StageJob) -> Path | None:
     absent = [step for step, folder in deposited if states.damage(folder, read=False) is not None]
     # A checkpoint beyond an absent deposit is useless. An earlier plan without this state may have left one.
     end = min(absent, default=job.stage.end.step + 1)
-    found = sorted(states.checkpoints(job.run_folder) + deposited, reverse=True)
-    for folder in (folder for step, folder in found if job.stage.start.step < step < end):
+    folders = sorted(states.checkpoints(job.run_folder) + deposited, reverse=True)
+    for folder in (folder for step, folder in folders if job.stage.start.step < step < end):
         damage = states.damage(folder)
         if damage is None:
             # The run's own log has no checksum and may have lines of later steps. Go on from the copy in the state.
@@ -281,13 +281,13 @@ def _micro_batches(
     # The batch and its masks are defined for the global batch, so any number of workers trains on the same data.
     input_ids, labels = label(tokens, rows=_share(job, engine, step), step=step)  # [share, length]
     parts = (np.array_split(rows, engine.accumulation) for rows in (input_ids, labels))
-    return [_tensors(ids, own, job.recipe, label) for ids, own in zip(*parts, strict=True)]
+    return [_tensors(ids, targets, job.recipe, label) for ids, targets in zip(*parts, strict=True)]
 
 
 def _pinned_batches(job: StageJob, engine: Engine, label: Collator, step: int) -> list[tuple[Tensor, Tensor]]:
     """Return `_micro_batches` in memory from which the device copies while the host goes on."""
-    made = _micro_batches(job, engine, label, step, _tokens(job, engine, step))
-    return [(pinned(input_ids, engine.device), pinned(labels, engine.device)) for input_ids, labels in made]
+    batches = _micro_batches(job, engine, label, step, _tokens(job, engine, step))
+    return [(pinned(input_ids, engine.device), pinned(labels, engine.device)) for input_ids, labels in batches]
 
 
 def _tensors(

@@ -36,7 +36,7 @@ class RunningStage:
     """Set to True to end the stage after the remaining callbacks have run. The workers meet in a collective in every
     step, so a callback must set it on all workers at the same step."""
     latest: StepMetrics | None = None
-    """Metrics of the last step that was looked at: of every step, if a callback `asks` for some."""
+    """Metrics of the last step of which they were read: of every step, if a callback `asks` for some."""
     callbacks: dict[str, Callback] = field(default_factory=dict)
     """This worker's callbacks by name."""
     check_inputs: Callable[[], None] = lambda: None
@@ -44,7 +44,7 @@ class RunningStage:
 
 
 class KeyedStage:
-    """A running stage as a callback sees it on which weights may depend: what the keys of its states say, and no more.
+    """A running stage as seen by a callback on which weights may depend: only what enters the keys of its states.
 
     Another study, or the same one after an interruption, may begin, end and deposit states at other steps under the same
     keys.
@@ -74,7 +74,7 @@ class KeyedStage:
         self._stage.stopped = value
 
     def decay_end(self, step: int) -> int | None:
-        """Return the step that ends the decay of the learning rate of which a step, counted from 1, is part, if it is part of one."""
+        """Return the step at which the learning-rate decay ends that a step, counted from 1, is part of; None outside of a decay."""
         return segment_at(self._stage.job.stage.end.segments, step - 1).decay_end
 
     def __getattr__(self, name: str) -> Any:
@@ -101,8 +101,8 @@ class Callback:
             changes weights.
         observes: True if the weights don't depend on it. The keys of states then leave it out, and a state from before
             it was there has nothing for `load_state_dict`.
-        always: whether every stage runs the callback, and not those alone whose recipe names it. No key says so, so another
-            package's must also say `observes`.
+        always: whether every stage runs the callback, not only those whose recipe names it. This enters no key, so another
+            package's callback must also say `observes`.
         asks: names of the fields of `StepMetrics` that it needs after every step (`metric`), which costs an all-reduce.
     """
 
@@ -196,8 +196,8 @@ def callbacks_of(stage: RunningStage) -> dict[str, Callback]:
     """Create this worker's callbacks, the recipe's first: all on rank 0, those marked `everywhere` on other ranks."""
     added = added_kinds(stage.job)
     kinds = added | {name: kind for name, kind in CALLBACKS.items() if kind.always and name not in added}
-    here = {name: kind for name, kind in kinds.items() if kind.everywhere or stage.engine.rank == 0}
-    return {name: kind(_seen_by(kind, stage) if name in added else stage) for name, kind in here.items()}
+    local = {name: kind for name, kind in kinds.items() if kind.everywhere or stage.engine.rank == 0}
+    return {name: kind(_seen_by(kind, stage) if name in added else stage) for name, kind in local.items()}
 
 
 def _seen_by(kind: type[Callback], stage: RunningStage) -> RunningStage:

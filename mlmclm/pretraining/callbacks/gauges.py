@@ -25,7 +25,7 @@ class Gauges(Callback):
         shown = {name: value for name in SHOWN if (value := getattr(last, name)) is not None}
         self._set(memory_bytes=last.memory, **shown)
         # A gauge shows the latest step only; the counter must count every step since the last call.
-        self._set(tokens_total=sum(each.tokens for each in metrics))
+        self._set(tokens_total=sum(row.tokens for row in metrics))
 
     def on_validation(self, step: int, loss: float, accuracy: float) -> None:
         if np.isfinite(loss):

@@ -23,9 +23,9 @@ class MetricsLog(Callback):
     def on_start(self) -> None:
         # A killed attempt may have logged steps after the checkpoint that this one resumes from. They will run again.
         path = self.stage.job.metrics_path
-        known = [record for record in states.read_metrics(path) if record["step"] <= self.stage.start]
+        kept = [record for record in states.read_metrics(path) if record["step"] <= self.stage.start]
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(known, mode="w")
+        self._write(kept, mode="w")
 
     def on_metrics(self, metrics: Sequence[StepMetrics]) -> None:
         # JSON has no NaN or infinity, and steps after a divergence mean nothing.

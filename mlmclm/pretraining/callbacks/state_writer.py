@@ -52,10 +52,10 @@ class StateWriter(Callback):
         job, engine = self.stage.job, self.stage.engine
         state = engine.state(step)
         # On all workers, since a callback that runs everywhere may gather its state.
-        kept = {name: each.state_dict() for name, each in self.stage.callbacks.items()}
+        kept = {name: callback.state_dict() for name, callback in self.stage.callbacks.items()}
         if engine.rank == 0:
             # A state changes with the next step, so what is written must be a copy.
-            state = replace(state, callbacks={name: deepcopy(own) for name, own in kept.items() if own})
+            state = replace(state, callbacks={name: deepcopy(values) for name, values in kept.items() if values})
         peers = checkpoints.writers(state, f"state/{step}", engine.rank, engine.world)
         if engine.rank >= peers.world:
             self.stage.launcher.report(step)
