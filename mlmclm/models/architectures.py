@@ -268,9 +268,9 @@ def load_weights(
     Raises:
         ValueError: the names are not the model's.
     """
-    others = {name for name, _ in model.named_parameters()} ^ set(weights)
-    if others:
-        raise ValueError(f"these weights are another model's: {', '.join(sorted(others)[:5])}")
+    differing = {name for name, _ in model.named_parameters()} ^ set(weights)
+    if differing:
+        raise ValueError(f"these weights are another model's: {', '.join(sorted(differing)[:5])}")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             # In place, because a tied matrix is one parameter of several modules.

@@ -68,11 +68,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
         matrix = weight.to(kind)  # [vocabulary, hidden]
         chunk = backend.logits_at_once
         size = min(chunk, -(-len(labels) // ROUND) * ROUND)
-        whole = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
+        padded = torch.empty(size, len(weight) + APART, dtype=kind, device=hidden.device)
         # AMX multiplies bf16 rows in steps of 32 entries: those behind a row's end are multiplied by 0, and must not be
         # NaN.
-        whole[:, len(weight) :] = 0
-        buffer = whole[:, : len(weight)]
+        padded[:, len(weight) :] = 0
+        buffer = padded[:, : len(weight)]
         total = torch.zeros((), dtype=torch.promote_types(kind, torch.float32), device=hidden.device)
         grad_hidden, grad_weight = (torch.empty_like(hidden), torch.empty_like(weight)) if needed else (None, None)
         # Without labels there is no chunk to initialise it.
@@ -89,7 +89,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
             # Count now: `losses` overwrites the logits with their gradient.
             if hits is not None:
                 hits += (logits[:count].argmax(1) == target).sum()
-            total += backend.losses(whole[:count], len(weight), target)
+            total += backend.losses(padded[:count], len(weight), target)
             if grad_hidden is None or grad_weight is None:
                 continue
             # Padding rows must add nothing to the weight's gradient.

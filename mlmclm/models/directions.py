@@ -33,13 +33,13 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
     if model.config.model_type in KNOWN:
         use_attention(model)
         return
-    own = model.config._attn_implementation
+    original = model.config._attn_implementation
     fault = _tried(_fault, model)
     if fault is not None and not model.config.is_encoder_decoder:
-        model.set_attn_implementation(own)
+        model.set_attn_implementation(original)
         setattr(model, PADDED, True)
-        other = _tried(_own_fault, model)
-        fault = None if other is None else f"{fault}; in its own forward, {other}"
+        own_fault = _tried(_own_fault, model)
+        fault = None if own_fault is None else f"{fault}; in its own forward, {own_fault}"
     if fault is not None:
         raise UserError(
             f"{folder}: a model of the architecture {model.config.model_type!r} cannot be fine-tuned: its "
@@ -59,12 +59,12 @@ def _tried(trial: Callable[[PreTrainedModel], str | None], model: PreTrainedMode
 def _own_fault(model: PreTrainedModel) -> str | None:
     """Return what is wrong with the states of a model's own forward with padding; None if nothing."""
     first, second = np.array([5, 6, 7, 8]), np.array([9, 10, 11])
-    states, others = (_states(model, [first, row], False) for row in (second, np.append(second[:-1], 12)))
+    states, changed_states = (_states(model, [first, row], False) for row in (second, np.append(second[:-1], 12)))
     if not _near(states[:4], model(input_ids=torch.from_numpy(first)[None]).last_hidden_state[0]):
         return "what a text gives depends on the texts beside it"
     if not _near(states[4:], _states(model, [second], False)):
         return "what a text gives depends on its padding"
-    return "its tokens see no later ones" if torch.equal(states[4:6], others[4:6]) else None
+    return "its tokens see no later ones" if torch.equal(states[4:6], changed_states[4:6]) else None
 
 
 @torch.no_grad()
@@ -73,21 +73,21 @@ def _fault(model: PreTrainedModel) -> str | None:
     if getattr(model.config, "attn_logit_softcapping", None):
         return "it caps the logits of its attention"
     first, second = np.array([5, 6, 7, 8]), np.array([9, 10, 11])
-    own: Tensor = model(input_ids=torch.from_numpy(first)[None]).last_hidden_state[0]
+    expected: Tensor = model(input_ids=torch.from_numpy(first)[None]).last_hidden_state[0]
     use_attention(model)
     changed = np.array([*first[:-1], 12])
-    either = []
+    matches = []
     for causal in (False, True):
         # A changed last token must change the states before it if and only if attention is bidirectional; it must never
         # change the sequence beside it.
-        states, others = _states(model, [first, second], causal), _states(model, [changed, second], causal)
-        if torch.equal(states[0], others[0]) != causal:
+        states, after = _states(model, [first, second], causal), _states(model, [changed, second], causal)
+        if torch.equal(states[0], after[0]) != causal:
             return "its tokens still see later ones" if causal else "its tokens see no later ones"
-        if not torch.equal(states[4:], others[4:]) or not _near(states[4:], _states(model, [second], causal)):
+        if not torch.equal(states[4:], after[4:]) or not _near(states[4:], _states(model, [second], causal)):
             return "sequences side by side are not kept apart"
         # The model's own forward has one direction only, so only that one can match.
-        either.append(_near(states[:4], own))
-    return None if any(either) else "in neither direction does it compute what transformers does"
+        matches.append(_near(states[:4], expected))
+    return None if any(matches) else "in neither direction does it compute what transformers does"
 
 
 def _states(model: PreTrainedModel, sequences: Sequence[np.ndarray], causal: bool) -> Tensor:
@@ -96,5 +96,5 @@ def _states(model: PreTrainedModel, sequences: Sequence[np.ndarray], causal: boo
     return encode(model, pack_ids(sequences, packing), packing, causal=causal, fused=False)[: packing.tokens]
 
 
-def _near(states: Tensor, others: Tensor) -> bool:
-    return bool((states - others).abs().max() <= TOLERANCE * others.abs().max())
+def _near(states: Tensor, reference: Tensor) -> bool:
+    return bool((states - reference).abs().max() <= TOLERANCE * reference.abs().max())

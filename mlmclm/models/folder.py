@@ -124,11 +124,11 @@ def check_model_folder(path: Path) -> dict[str, Any]:
 
 def _instead(path: Path) -> str:
     """Return a sentence on what else a folder has, and what to do with it; empty if that is not known."""
-    for (found, advice), patterns in OTHERS.items():
-        if there := [
+    for (what, advice), patterns in OTHERS.items():
+        if files := [
             file for place in ("", "*/") for pattern in patterns for file in sorted(path.glob(place + pattern))
         ]:
-            return f" It has {found} ({there[0].relative_to(path)}): {advice}."
+            return f" It has {what} ({files[0].relative_to(path)}): {advice}."
     return ""
 
 
@@ -148,7 +148,7 @@ def _quantized(config: Mapping[str, Any]) -> str | None:
     if config.get("quantization_config"):
         return "quantization_config"
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}
-    return next((f"{name}.{found}" for name, value in nested.items() if (found := _quantized(value))), None)
+    return next((f"{name}.{key}" for name, value in nested.items() if (key := _quantized(value))), None)
 
 
 def check_finite(model: nn.Module, folder: Path) -> None:
@@ -239,10 +239,10 @@ def tokenizer_hash(folder: Path) -> str:
         digest.update(f"{name}={value.get('content') if isinstance(value, dict) else value};".encode())
     more = tokenizer_settings(folder)
     # Of a special token, only properties are left to add.
-    own = {
+    remaining = {
         name: value for name, value in more.pop("settings", {}).items() if name not in ROLES or isinstance(value, dict)
     }
-    more |= {"settings": own} if own else {}
+    more |= {"settings": remaining} if remaining else {}
     if not wrote_settings(folder) and (folder / "config.json").is_file():
         # transformers chooses the tokenizer's class by the model's, and some classes change what tokenizer.json says.
         model = read_json(folder / "config.json")
@@ -434,17 +434,17 @@ def read_base(folder: Path) -> PreTrainedModel:
     model, info = read_model(AutoModel, folder, **({"add_pooling_layer": False} if pools else {}))
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
-        others = sorted(info["unexpected_keys"])
-        there = f" There are others: {', '.join(others[:3])}." if others else ""
-        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.{there}")
+        unexpected = sorted(info["unexpected_keys"])
+        hint = f" There are others: {', '.join(unexpected[:3])}." if unexpected else ""
+        raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.{hint}")
     # Heads have no place in a base model; more layers, or relative positions that transformers no longer computes, should.
     parts = {name for name, _ in model.named_children()} - {"pooler"}
-    homeless = [
+    unused = [
         name
         for name in sorted(info["unexpected_keys"])
         if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in parts and BUFFERS.search(name) is None
     ]
-    if homeless:
-        raise UserError(f"{folder}: {type(model).__name__} has no place for the weights {', '.join(homeless[:5])}.")
+    if unused:
+        raise UserError(f"{folder}: {type(model).__name__} has no place for the weights {', '.join(unused[:5])}.")
     encoder: PreTrainedModel = model.eval()
     return encoder

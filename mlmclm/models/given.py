@@ -106,10 +106,10 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
     folder = fetch(str(source))
     kind = check_model_folder(folder)["model_type"]
     _check_kind(kind, source)
-    own = load_tokenizer(folder)
-    known = own.get_vocab()
-    chosen = _with_mask(own) if tokenizer is None else tokenizer
-    new = _new_ids(known, chosen, source)
+    model_tokenizer = load_tokenizer(folder)
+    vocabulary = model_tokenizer.get_vocab()
+    chosen = _with_mask(model_tokenizer) if tokenizer is None else tokenizer
+    new = _new_ids(vocabulary, chosen, source)
     decoder = _DECODERS.get(kind)
     model = _load(folder, decoder.model if decoder is not None else ARCHITECTURES[kind].model)
     if kind in POOLED and not model.config.tie_word_embeddings:
@@ -124,7 +124,7 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
         raise UserError(
             f"{folder / 'config.json'}: tie_word_embeddings: true, but the weights have an LM head that differs from the embedding.{instead}"
         )
-    _grow(model, sorted(known.values()), new, folder)
+    _grow(model, sorted(vocabulary.values()), new, folder)
     config = _encoder(model.config)
     weights = weights_of(model)
     if decoder is not None:
@@ -210,8 +210,8 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
         model, info = read_model(kind, folder)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: the model cannot be read ({one_line(error, 300)}).") from error
-    homeless = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
-    problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": homeless}
+    unused = [key for key in info["unexpected_keys"] if POOLING.match(key) is None]
+    problems = {"the weights lack": info["missing_keys"], f"{kind.__name__} has no place for": unused}
     for words, keys in problems.items():
         if keys:
             raise UserError(f"{folder}: {words} {', '.join(sorted(keys)[:5])}; a whole language model is needed.")

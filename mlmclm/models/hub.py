@@ -83,8 +83,8 @@ def add_to_collection(repository: str, title: str) -> None:
     hub, (owner, _, name) = huggingface_hub.HfApi(), repository.rpartition("/")
     try:
         owner = owner or hub.whoami()["name"]
-        found = hub.create_collection(title[:LONGEST_TITLE], namespace=owner, private=True, exists_ok=True)
-        hub.add_collection_item(found.slug, f"{owner}/{name}", "model", exists_ok=True)
+        collection = hub.create_collection(title[:LONGEST_TITLE], namespace=owner, private=True, exists_ok=True)
+        hub.add_collection_item(collection.slug, f"{owner}/{name}", "model", exists_ok=True)
     except (HfHubHTTPError, HTTPError, OSError) as error:
         say(f"{repository} is not in the collection {title!r}: {one_line(error, 300)}")
 
@@ -111,10 +111,10 @@ def push_revisions(
     uploaded, folders = [], list(revisions.values())
     with _answers(repository, "What was uploaded stays: run the same command again."):
         hub.create_repo(repository, private=True, exist_ok=True)
-        there = {each.name for each in hub.list_repo_refs(repository).tags}
+        existing = {reference.name for reference in hub.list_repo_refs(repository).tags}
         # All are compared before any is uploaded, so that a repository of another model stays as it is.
         for tag, folder in revisions.items():
-            if tag in there and not _has(hub, repository, tag, folder, (WEIGHTS, "config.json")):
+            if tag in existing and not _has(hub, repository, tag, folder, (WEIGHTS, "config.json")):
                 raise UserError(
                     f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
                 )
@@ -127,7 +127,7 @@ def push_revisions(
         hub.create_branch(repository, branch=BRANCH, exist_ok=True)
         for number, (tag, folder) in enumerate(revisions.items()):
             observe(tag, number)
-            if tag in there:
+            if tag in existing:
                 continue
             commit = hub.upload_folder(
                 repo_id=repository,
@@ -147,17 +147,17 @@ def push_revisions(
 def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Path, names: Sequence[str]) -> bool:
     """Return whether a revision has files of a folder that has checksums, with the same content."""
     sums = read_json(folder / CHECKSUMS)
-    found = {each.path: each for each in hub.get_paths_info(repository, list(names), revision=revision)}
+    by_path = {info.path: info for info in hub.get_paths_info(repository, list(names), revision=revision)}
     for name in names:
-        there = found.get(name)
-        if not isinstance(there, huggingface_hub.hf_api.RepoFile):
+        info = by_path.get(name)
+        if not isinstance(info, huggingface_hub.hf_api.RepoFile):
             return False
-        if there.lfs is not None:  # large files, as all weights are; git knows no more of them than this hash
-            same = name in sums and there.lfs.sha256 == sums[name]["sha256"]
+        if info.lfs is not None:  # large files, as all weights are; git knows no more of them than this hash
+            same = name in sums and info.lfs.sha256 == sums[name]["sha256"]
         else:
             content = (folder / name).read_bytes()
             git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
-            same = there.blob_id == git.hexdigest()
+            same = info.blob_id == git.hexdigest()
         if not same:
             return False
     return True

@@ -37,8 +37,8 @@ class CachedRepository:
         if not ref.is_file():
             return None
         folder = self.folder / "snapshots" / ref.read_text(encoding="utf-8")
-        whole = (folder / "README.md").is_file() and noted(folder) and damage_of_export(folder) is None
-        return folder if whole else None
+        intact = (folder / "README.md").is_file() and noted(folder) and damage_of_export(folder) is None
+        return folder if intact else None
 
     def commit(self, source: Path, files: Iterable[Path]) -> str:
         """Add files as a commit and return it. The files, on the same file system, are linked and not copied.

@@ -187,8 +187,8 @@ def named_models(sources: Sequence[str], beside: Path | None = None) -> dict[str
         name, equals, source = text.partition("=")
         folder = local_folder(text, beside=beside) if text else None
         if folder is not None:
-            own, source = folder.name.partition("@")[0] or folder.resolve().name, text
-            name = re.sub("[^A-Za-z0-9._@-]+", "-", own).lstrip("._@-") or own
+            title, source = folder.name.partition("@")[0] or folder.resolve().name, text
+            name = re.sub("[^A-Za-z0-9._@-]+", "-", title).lstrip("._@-") or title
         elif not equals or not NAME.fullmatch(name):
             name, source = text.replace("/", "") if text.endswith("/*") else Path(text.partition("@")[0]).name, text
         elif source.endswith("/*"):

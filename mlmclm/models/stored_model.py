@@ -45,9 +45,9 @@ class ExportedModel(FolderArtifact):
     @classmethod
     def all(cls, store: Path) -> Iterator[ExportedModel]:
         """Yield those of a store."""
-        here = {folder.name for folder in folders_in(store / cls.part) if (folder / "model").is_dir()}
-        there = {path.parent.name for path in names_at(store / cls.part, depth=2) if path.name == "model"}
-        for key in sorted(here | there):
+        local = {folder.name for folder in folders_in(store / cls.part) if (folder / "model").is_dir()}
+        sent = {path.parent.name for path in names_at(store / cls.part, depth=2) if path.name == "model"}
+        for key in sorted(local | sent):
             yield cls(store, key).brought()
 
     @property

@@ -51,19 +51,19 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """
     settings = _read(folder / SETTINGS)
     _check_versions(folder, settings.get("fast_tokenizer_files") or [])
-    found: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     # transformers reads the two older files only if the settings don't list the added tokens themselves.
     if "added_tokens_decoder" not in settings:
         special, added = (_read(folder / name) for name in (SPECIAL_MAP, ADDED))
-        found |= {"special": {name: value for name, value in special.items() if value != settings.get(name)}}
-        found |= {"added": added}
+        resolved |= {"special": {name: value for name, value in special.items() if value != settings.get(name)}}
+        resolved |= {"added": added}
     if not wrote_settings(folder):
-        found["settings"] = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+        resolved["settings"] = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     files = {file for pattern in VOCABULARIES for file in folder.glob(pattern) if file.is_file()}
-    found["files"] = {file.name: hash_file(file) for file in files}
+    resolved["files"] = {file.name: hash_file(file) for file in files}
     if (not wrote_settings(folder) and settings.get("tokenizer_class") not in PLAIN) or _puts_spaces(folder):
-        found["reading"] = versions.TOKENIZER_READING
-    return {name: value for name, value in found.items() if value}
+        resolved["reading"] = versions.TOKENIZER_READING
+    return {name: value for name, value in resolved.items() if value}
 
 
 def _puts_spaces(folder: Path) -> bool:
@@ -83,9 +83,9 @@ def wrote_settings(folder: Path) -> bool:
     """
     file = folder / SETTINGS
     settings, config = _read(file), _read(folder / "config.json")
-    own = {name: value for name, value in settings.items() if name not in (*ROLES, *WITHOUT_EFFECT)}
+    general = {name: value for name, value in settings.items() if name not in (*ROLES, *WITHOUT_EFFECT)}
     tokens = {name: value for name, value in settings.items() if name in ROLES}
-    if own != PREPARED or not tokens.keys() <= PREPARED_ROLES:
+    if general != PREPARED or not tokens.keys() <= PREPARED_ROLES:
         return False
     tokenizer = _read(folder / "tokenizer.json")
     ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}

@@ -99,7 +99,7 @@ class Objective(ABC):
 
     @property
     def identity(self) -> str:
-        """Its entry in a state's key: its spelling, and of one that isn't built in the code too."""
+        """Its entry in a state's key: its spelling, and its code too unless it is built in."""
         return str(self) + OBJECTIVES.keyed(self.name).removeprefix(self.name)
 
     @property
@@ -146,9 +146,9 @@ def parse_objective(text: str, *, where: str) -> Objective:
     """
     for kind in OBJECTIVES.values():
         try:
-            found = kind.parse(text)
+            objective = kind.parse(text)
         except ValueError as error:
             raise UserError(f"{where}: {error}") from error
-        if found is not None:
-            return found
+        if objective is not None:
+            return objective
     raise unknown("objective", text, [name for kind in OBJECTIVES.values() for name in kind.examples], where=where)
