@@ -63,12 +63,12 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
     """
     kind = torch.device(device).type
     built_in, reference = {Reference, *BACKENDS.built_in()}, _reference_of(kind)
-    here = [each for each in BACKENDS.values() if each.device == kind and each is not reference and each.available()]
-    here.sort(key=lambda each: (each not in built_in, -len(each.__mro__)))
-    ours = {each.name: each() for each in here if each in built_in}
-    others = {each.name: each() for each in here if each not in built_in}
-    own = reference()
-    return {**ours, Reference.name: own, **others, reference.name: own}
+    usable = [b for b in BACKENDS.values() if b.device == kind and b is not reference and b.available()]
+    usable.sort(key=lambda backend: (backend not in built_in, -len(backend.__mro__)))
+    own_backends = {backend.name: backend() for backend in usable if backend in built_in}
+    others = {backend.name: backend() for backend in usable if backend not in built_in}
+    plain = reference()
+    return {**own_backends, Reference.name: plain, **others, reference.name: plain}
 
 
 def _reference_of(kind: str) -> type[Reference]:
@@ -77,9 +77,9 @@ def _reference_of(kind: str) -> type[Reference]:
     It is the one that the device's others extend: of those that are built in, or else of all, that with the fewest bases.
     """
     built_in = {Reference, *BACKENDS.built_in()}
-    every: list[type[Reference]] = [Reference, *BACKENDS.values()]
-    own = [each for each in every if each.device == kind and each.available()]
-    return min(own, key=lambda each: (each not in built_in, len(each.__mro__)), default=Reference)
+    kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
+    usable = [backend for backend in kinds if backend.device == kind and backend.available()]
+    return min(usable, key=lambda backend: (backend not in built_in, len(backend.__mro__)), default=Reference)
 
 
 def _choose(kind: str, wanted: str) -> Reference:
@@ -104,7 +104,7 @@ def _choose(kind: str, wanted: str) -> Reference:
 def _device_of(process_group: str) -> str:
     """Return the kind of device whose workers form such a process group."""
     kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
-    return next(each.device for each in kinds if each.process_group == process_group)
+    return next(backend.device for backend in kinds if backend.process_group == process_group)
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[object]:

@@ -193,8 +193,8 @@ class Packing:
         """Groups; int64 [slots], the token of each slot (for padding, the first padding token)."""
         if self.padded_tokens == self.tokens:
             # A uniform packing is its own only block.
-            whole = PaddedGroup(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
-            return [whole], np.arange(self.tokens)
+            only = PaddedGroup(0, len(self.lengths), int(self.lengths[0]), torch.from_numpy(self.lengths))
+            return [only], np.arange(self.tokens)
         order = np.argsort(-self.lengths, kind="stable")
         groups: list[PaddedGroup] = []
         token_of_slot: list[np.ndarray[Any, Any]] = []
@@ -278,12 +278,12 @@ class Chosen:
         groups: list[PaddedGroup] = []
         member = np.empty_like(tokens)
         start = 0
-        for index, whole in enumerate(packing.groups):
+        for index, block in enumerate(packing.groups):
             mine = np.flatnonzero(group == index)
-            member[mine] = (slots[mine] - whole.start) // whole.length
+            member[mine] = (slots[mine] - block.start) // block.length
             length = round_up(1 + int(position[mine].max(initial=0)), ROUND_CHOSEN)
-            groups.append(PaddedGroup(start, whole.sequences, length, whole.keys))
-            start += whole.sequences * length
+            groups.append(PaddedGroup(start, block.sequences, length, block.keys))
+            start += block.sequences * length
         return groups, group, member, position
 
     @cached_property
@@ -300,8 +300,8 @@ class Chosen:
         """Return int64 [T', heads]: each vector's place, as in `Packing.places`."""
         if heads not in self._places:
             groups, group, member, position = self._layout
-            starts = np.array([each.start for each in groups])[group]
-            lengths = np.array([each.length for each in groups])[group]
+            starts = np.array([g.start for g in groups])[group]
+            lengths = np.array([g.length for g in groups])[group]
             places = np.full((len(self.rows), heads), -1, dtype=np.int64)
             block = member[:, None] * heads + np.arange(heads)  # [number, heads]
             places[: self.number] = (starts * heads + position)[:, None] + block * lengths[:, None]

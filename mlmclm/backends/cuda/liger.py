@@ -61,10 +61,10 @@ class LigerRun:
 
 def losses(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
     """Compute `Reference.losses` for logits in fp32, bf16 or fp16, in two passes over them."""
-    each = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
+    row_losses = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
     # The kernel itself: Liger's function around it gives the loss in the logits' dtype.
     liger_cross_entropy_kernel[(len(labels),)](
-        X_ptr=logits, X_stride=logits.stride(0), Y_ptr=labels, Y_stride=labels.stride(0), weight_ptr=None, loss_ptr=each,
+        X_ptr=logits, X_stride=logits.stride(0), Y_ptr=labels, Y_stride=labels.stride(0), weight_ptr=None, loss_ptr=row_losses,
         z_loss_ptr=None, loss_stride=1, token_accuracy_ptr=None, token_accuracy_stride=0, predicted_tokens_ptr=None,
         predicted_tokens_stride=0, n_cols=vocabulary, n_non_ignore=1, sum_non_ignore_weight=1,
         weight_sum=0.0, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction="sum", softcap=None,
@@ -72,7 +72,7 @@ def losses(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
         HAS_SOFTCAPPING=False, HAS_GRADIENTS=True, BLOCK_SIZE=min(MAX_FUSED_SIZE, triton.next_power_of_2(vocabulary)),
         num_warps=32,
     )  # fmt: skip
-    return each.sum()
+    return row_losses.sum()
 
 
 def fits(model: PreTrainedModel) -> bool:

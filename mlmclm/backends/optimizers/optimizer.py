@@ -57,9 +57,9 @@ class Optimizer(ABC):
 
 def apart(parameters: Iterable[nn.Parameter], settings: Hyperparameters) -> Groups:
     """Return the parameters in groups with weight decay and, for norms and biases, without, as is usual."""
-    given = list(parameters)
-    matrices = [parameter for parameter in given if parameter.ndim > 1]
-    vectors = [parameter for parameter in given if parameter.ndim <= 1]
+    listed = list(parameters)
+    matrices = [parameter for parameter in listed if parameter.ndim > 1]
+    vectors = [parameter for parameter in listed if parameter.ndim <= 1]
     groups: Groups = [{"params": matrices, "weight_decay": settings.weight_decay}]
     return [*groups, {"params": vectors, "weight_decay": 0.0}] if vectors else groups
 

@@ -31,10 +31,10 @@ class ScaledAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take one step with the current gradients."""
-        given = [(each, group) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        updated = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         # All weights have taken as many steps, and reading each one's count would wait for the GPU each time.
-        done = next((int(self.state[each]["step"]) for each, _ in given if self.state[each]), 0)
-        for parameter, group in given:
+        done = next((int(self.state[p]["step"]) for p, _ in updated if self.state[p]), 0)
+        for parameter, group in updated:
             self._update(parameter, parameter.grad, group, done + 1)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], step: int) -> None:
