@@ -109,7 +109,7 @@ def param_space(
 
 
 class ParamSpace(dict[str, Any]):
-    """A search space that has another key after `|`: Ray restores an experiment's old values without a word, but refuses another key."""
+    """A search space that gets another key by `|`: `Tuner.restore` would silently keep the old values, but refuses another key."""
 
     def __or__(self, other: Mapping[str, Any]) -> ParamSpace:  # type: ignore[override]
         ((key, swept),) = self[SWEEP].items()
@@ -132,7 +132,7 @@ def _comparable(value: Any) -> Any:
 def trial_name(trial: Any) -> str:
     """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`.
 
-    Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Of wrong values the trial says what is wrong.
+    Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Wrong values are errors of the trial, not here.
     """
     config = trial.config  # Ray puts the sweep into it later
     rate, seed = (_as_python(config.get(name)) for name in ("learning_rate", "seed"))
@@ -164,7 +164,7 @@ def _tasks(swept: StudySweep) -> list[str]:
         if cell.learning_rate == space.learning_rates[0] and Seeds.of(cell.seed) == Seeds.of(space.seeds[0])
     ]
     shared = [training.task for training in trainings_of({cell_key(cell): cell for cell in alike})]
-    # Of tasks that start from a best cell that is not known yet, no cell is planned.
+    # Tasks that start from a best cell that is not known yet have no planned cells.
     planned = {task for group in shared for task in group.split("+")}
     groups = dict.fromkeys([*shared, *(task for task in space.tasks if task not in planned)])
     return sorted(groups, key=lambda group: space.tasks.index(group.partition("+")[0]))

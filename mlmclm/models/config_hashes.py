@@ -1,4 +1,4 @@
-"""Hashes of a model's config.json by what it says, whichever version of transformers wrote it. Needs no torch."""
+"""Hashes of a model's config.json that do not depend on the version of transformers that wrote it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.models.tokenizer_settings import SETTINGS
 from mlmclm.storage.files import hash_file, read_json
 
 WITHOUT_EFFECT = frozenset({"transformers_version", "_name_or_path", "_attn_implementation_autoset"})
-"""Keys that compute nothing: the version that wrote the file, the place that it was read from, and whether versions 4.46
+"""Keys without effect on results: the version that wrote the file, the place that it was read from, and whether versions 4.46
 to 4.55 chose the kernels of attention by themselves, which `read_config` does not leave to the file. `dtype` is none of
 them: sentence-transformers computes in it. `architectures` says how a model is scored."""
 WRITER = "5.23.0"
@@ -21,7 +21,7 @@ WRITER = "5.23.0"
 def config_hashes(folder: Path) -> tuple[str, ...]:
     """Return the SHA-256 (hex) of a folder's configuration, then those by earlier definitions, by which results are found.
 
-    The first one is of the file that `WRITER` would have written. Until then it was of the bytes.
+    The first is the hash of the file as `WRITER` would have written it. Earlier definitions hashed the file's bytes.
     """
     file = folder / "config.json"
     config, of_bytes = read_json(file), hash_file(file)
@@ -35,7 +35,7 @@ def config_hashes(folder: Path) -> tuple[str, ...]:
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration, and those nested in it, without what computes nothing."""
+    """Return a configuration, and those nested in it, without keys that have no effect."""
     return {
         name: _without(value) if isinstance(value, dict) else value
         for name, value in config.items()

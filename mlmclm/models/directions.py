@@ -51,7 +51,7 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
 def _tried(trial: Callable[[PreTrainedModel], str | None], model: PreTrainedModel) -> str | None:
     try:
         return trial(model)
-    except Exception as error:  # whatever a model raises when it is asked for the impossible
+    except Exception as error:  # whatever a model raises that cannot run so
         return f"{type(error).__name__}: {one_line(error, 200)}"
 
 

@@ -55,14 +55,14 @@ OTHERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("a variant of the weights", "rename it to model.safetensors"): ("model.*.safetensors",),
     ("a model", "give that folder"): ("*/config.json",),
 }  # fmt: skip
-"""Files of other folders than models, by what they are and what to do with them."""
+"""Patterns of files in folders that are no models, by what such a folder holds and what to do with it."""
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
 """Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
 BUFFERS = re.compile(r"(position_ids|token_type_ids|inv_freq|(attn|attention)\.(masked_)?bias)$")
 """Names of constants that older versions of transformers stored with the weights."""
 DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
-"""Arguments for transformers with which a configuration can't choose kernels: others than torch's need packages that may
-not be there, or code of the Hub. None is torch's own where the model has it."""
+"""Arguments for transformers that keep a configuration from choosing kernels. Kernels other than torch's need packages that
+may be missing, or code from the Hub. None takes torch's where the model has them."""
 COMMON = frozenset({"bert", "eurobert", "llama", "modernbert", "qwen2", "qwen3", "roberta"})
 """Model types that transformers is known to have. Others are looked up there, which costs an import of seconds."""
 

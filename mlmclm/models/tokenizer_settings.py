@@ -70,7 +70,7 @@ def _puts_spaces(folder: Path) -> bool:
     """Return whether a pre-tokenizer puts a space before parts of a text, by which spans are then trimmed."""
     content = _read(folder / "tokenizer.json")
     pre, post = (canonical_json(content.get(name)) for name in ("pre_tokenizer", "post_processor"))
-    # Alone, it puts one before the text only, which trimming knows if the post-processor says so too.
+    # Outside of a sequence, it puts one before the text only. Trimming allows for that if the post-processor has the setting too.
     everywhere = '"pretokenizers"' in pre or '"add_prefix_space":true' not in post
     return '"trim_offsets":true' in post and '"add_prefix_space":true' in pre and everywhere
 

@@ -333,8 +333,8 @@ def _resolved(
 ) -> tuple[TokenizerConfig, dict[str, StoredInitial]]:
     """Return the study's tokenizer, and its initial models' encoders in the store, by model name.
 
-    A tokenizer of the Hub is that of the commit that the store keeps to; with `pin`, the one of now is noted if there is
-    none. Raises the errors of `_tokenizer`, `_check` and `HubRepository.pin`.
+    A tokenizer of the Hub is read at the commit that the store has pinned. With `pin`, the current commit is pinned if
+    there is none. Raises the errors of `_tokenizer`, `_check` and `HubRepository.pin`.
     """
     chosen = _tokenizer(sources, wanted.tokenizer)
     if chosen.name is not None:

@@ -15,7 +15,7 @@ class Launcher(Protocol):
         ...
 
     def apart(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in another process of this machine, which ends with it, and return when it has."""
+        """Run a function in a process of its own on this machine, and return when that process has ended."""
         ...
 
     def report(self, step: int) -> None:

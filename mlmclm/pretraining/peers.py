@@ -38,7 +38,7 @@ class Peers:
         """Set up the exchange.
 
         Args:
-            title: name of what is written, which the process group writes once.
+            title: name of what is written; a process group uses each name once.
             world: number of workers; 1 for a worker that writes alone and exchanges nothing.
         """
         self.rank, self.world = rank, world

@@ -90,7 +90,7 @@ def _address(path: str) -> ObjectPath | None:
 
 
 def leases_of(store: Path) -> Leases:
-    """Return the leases on a store, which are where the store is."""
+    """Return the leases on a store, which are in its folder or at its address."""
     address = address_of(store)
     return Leases(store) if address is None else ObjectLeases(address)
 

@@ -55,7 +55,7 @@ def kind_of(path: Path) -> str:
 
 
 def instead_of(paths: Iterable[Path]) -> str:
-    """Return a sentence that says how to read the first file of a well-known other kind; empty if there is none."""
+    """Return a sentence on how to convert the first of these files in a known format that is not read; empty if there is none."""
     return next((f" {_INSTEAD[kind_of(path)]} ({path.name})." for path in paths if kind_of(path) in _INSTEAD), "")
 
 

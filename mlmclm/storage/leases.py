@@ -54,8 +54,8 @@ LEASE_SECONDS = 120.0
 """Seconds without renewal after which a lease is dead; longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS = 8
 FEWEST_LOOKS = 4
-"""Fewest looks at a lease that prove its holder's death: the time between two looks counts at most this part of the seconds,
-since the leases' place, or this process, may have been stopped meanwhile without anybody noticing."""
+"""Fewest looks at a lease after which it may count as dead. The time between two looks counts as at most this part of the
+seconds, because storage or this process may have been suspended in between."""
 SECONDS_BETWEEN_LOOKS = 0.5
 PAUSES = RetryPolicy(first=0.02, most=SECONDS_BETWEEN_LOOKS)
 """Pauses between attempts to make a lease that nobody seems to hold."""
@@ -374,7 +374,7 @@ def _ours(path: ObjectPath, who: dict[str, Any]) -> bool:
 
 
 def _renew_object(path: ObjectPath, who: dict[str, Any]) -> None:
-    """Renew a lease of ours; if the store is out of reach, the next renewal is soon."""
+    """Renew a lease of ours, without waiting for a store that is out of reach: the next renewal comes soon."""
     path = path.hurried()
     with suppress(MlmclmError, FileNotFoundError, FileExistsError):
         tag = path.tag()  # before the content, so that a change after it is noticed

@@ -1,4 +1,4 @@
-"""Objects of an object store (S3, Google Cloud, Azure) by fsspec: paths, and one way for all requests, which tells an answer from an outage.
+"""Objects of an object store (S3, Google Cloud, Azure) by fsspec: paths, and one function for all requests, which tells answers from outages.
 
 Files are whole or absent without a rename: an object appears under its name when its upload is complete, and not before.
 

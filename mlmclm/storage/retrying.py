@@ -127,7 +127,7 @@ class Availability:
             return f"waiting for storage since {self._since}" if self._said is not None else ""
 
     def _failed(self, asked: float, first: float, reason: str, *, waiting: bool) -> float:
-        """Note a failure of a request; return for how many seconds storage has not answered it, or not answered anybody.
+        """Note a failure of a request; return for how many seconds storage has not answered it, or any request.
 
         Args:
             asked: when the request was made.

@@ -93,7 +93,7 @@ def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
 
 
 def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:
-    """Yield the texts that are read of a file, each after a `check` that followed its reading.
+    """Yield texts that are read from a file, each only once a `check` after its reading has passed.
 
     An error of the reader comes after the texts before it, and after a check, which may say why the reader failed.
     """

@@ -104,7 +104,7 @@ def expand(
 def added_rates(
     cells: Iterable[Cell | ListedCell], listed: Collection[float]
 ) -> dict[tuple[str, str, str], tuple[float, ...]]:
-    """Return the learning rates of cells that are not in a list, by (model, task, setting), in their order."""
+    """Return those learning rates of cells that a list lacks, by (model, task, setting), in their order."""
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for cell in cells:
         if cell.learning_rate not in listed:

@@ -205,7 +205,7 @@ class ResultsStore:
     def ensure(
         self, key: str, make: Callable[[], dict[str, Any]], *, title: str | None = None
     ) -> tuple[dict[str, Any], bool]:
-        """Return the result with this key, and whether it was made and filed now, while no other process makes it.
+        """Return the result with this key, and whether it was made and filed now; no other process makes it meanwhile.
 
         Args:
             make: computes it; called only if it is missing.
@@ -358,7 +358,7 @@ class StoredResult(Artifact):
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
-        """Yield those of a store, wherever its results store is."""
+        """Yield the results of a store, in its folder or at its address."""
         results_store = cls.stored_as(store)
         for key in sorted(results_store.keys()):
             yield cls(store, key, results_store)

@@ -64,8 +64,8 @@ class Space(TaskProtocols):
 
     A number of seeds, `7`, stands for 0 to 6. `--dry-run` says how many a difference takes to be found."""
     noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
-    """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` takes it in place of that
-    of results."""
+    """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` uses it in place of
+    that of results."""
     protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol), Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
     of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as

@@ -26,8 +26,8 @@ STORAGE_FAULT = "storage fault"
 TAKEN = "taken"
 """Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
 SECONDS_OF_A_TRIAL, SECONDS_A_PLACE = 5.0, 0.05
-"""How long a trial shall be at least, where cells are short, and by how much longer for each trial that runs beside it: starting and
-reporting one costs the driver some hundredths of a second."""
+"""Shortest trial where cells are short, and how much longer it is for each trial that runs at the same time: starting and reporting
+a trial costs the driver some hundredths of a second."""
 
 
 def seeds_together(seconds: float | None, waiting: int, places: int) -> int:

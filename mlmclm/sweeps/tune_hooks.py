@@ -1,4 +1,4 @@
-"""Ray Tune's hooks of a sweep: they ask and tell `SweepTrials`, which decides."""
+"""Ray Tune's hooks of a sweep: they pass Tune's calls on to `SweepTrials`, which decides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlmclm.sweeps.sweep_trials import SweepTrials
 class CellSearch(Searcher):
     """Gives Tune the configs of a sweep's trials, in its order.
 
-    Like the other hooks, it pickles to nothing: Tune pickles them into a state that is never read.
+    Tune pickles all hooks into a state that is never read, so each pickles as empty.
     """
 
     def __init__(self, trials: SweepTrials) -> None:
