@@ -64,7 +64,7 @@ class OwnCode:
         now = own_code(member, anew=False) if self.has_values else self
         if now.hash != self.hash:
             raise ValueError(
-                "what it uses in this notebook or script has changed since a key first said it: register it again"
+                "what it uses in this notebook or script has changed since its first key was made: register it again"
             )
         attributes = _attributes(member, self.sources)
         for name in attributes | self.attributes:
@@ -321,7 +321,7 @@ class _Walk:
             used = sorted(_names(symtable.symtable(statement.source.text, "", "exec")))
             if "globals" in used:
                 raise ValueError(
-                    "it looks up names of a notebook or script that it computes: write the names, or use a module"
+                    "it looks up names of a notebook or script that it computes (globals): write them out, or use a module"
                 )
             for name in used:
                 if name in names and name not in statement.source.changing and not name.startswith("__"):

@@ -93,7 +93,7 @@ class ModuleSource:
             line = getattr(node, "lineno", 0)
             if id(node) not in named and (used := _unknown(node)):
                 raise ValueError(
-                    f"{self.path}, line {line} uses {used}, by which code can run that no source names: import that code by its name"
+                    f"{self.path}, line {line} uses {used}, which can run code that the source doesn't name: import that code by its name"
                 )
             if isinstance(node, ast.Import):
                 for name in node.names:

@@ -316,7 +316,7 @@ class Registry(Generic[Value]):
             self._codes[member.name].check(value)
         except ValueError as error:
             raise UserError(
-                f"{self.kind} {member.name!r} from {member.origin}: {error}. Its key would not tell it from another one of this name."
+                f"{self.kind} {member.name!r} from {member.origin}: {error}. No key could tell it from another one of this name."
             ) from error
         return self._codes[member.name].hash
 
@@ -509,7 +509,7 @@ class MemberName:
         if name not in registry:
             raise ValueError(str(unknown(self.kind, name, registry)).rstrip("."))
         if name != value != registry.keyed(name):
-            raise ValueError(f"another {self.kind} {name!r} was used than the one here, {registry.keyed(name)}")
+            raise ValueError(f"it was made with another {self.kind} {name!r} than the one here, {registry.keyed(name)}")
         return name
 
     def keyed(self, value: Any) -> Any:

@@ -309,7 +309,7 @@ REFUSED = {
     "__builtins__['eval']": "__builtins__",
     "import sys; sys.modules['x']": "sys.modules",
     "from sys import modules": "sys.modules",
-    "import sys as system; system.modules['x']": r"line \d+ uses sys as system, by which code can run",
+    "import sys as system; system.modules['x']": r"line \d+ uses sys as system, which can run code",
     "import pkgutil; pkgutil.resolve_name('x:y')": "resolve_name",
     "from pkgutil import resolve_name as find": "pkgutil.resolve_name",
     "import pydoc; pydoc.locate('x')": "pydoc",
@@ -330,9 +330,7 @@ REFUSED = {
 @pytest.mark.parametrize("line", REFUSED)
 def test_code_that_a_source_does_not_name_is_refused(load: Load, line: str) -> None:
     files = {"compiled.so": "", "broken.py": "def f(:\n"} | edited("mine/member.py", "import mine.dotted", line)
-    said = (
-        REFUSED[line] if " " in REFUSED[line] else rf"member\.py, line \d+ uses {REFUSED[line]}, by which code can run"
-    )
+    said = REFUSED[line] if " " in REFUSED[line] else rf"member\.py, line \d+ uses {REFUSED[line]}, which can run code"
     with pytest.raises(ValueError, match=said):
         load(files)
 
@@ -678,7 +676,7 @@ def test_a_script_s_values_that_no_key_can_say_are_refused(tmp_path: Path) -> No
     program = PREAMBLE + "".join(f"{line}\n{MEMBER}".replace("NN", str(n)) for n, line in enumerate(lines))
     *said, computed, evaluated = run(program, tmp_path).splitlines()
     assert all("of which no key can be made: move it into a module" in each for each in said) and len(said) == 4
-    assert "looks up names of a notebook or script" in computed and "uses eval, by which code can run" in evaluated
+    assert "looks up names of a notebook or script" in computed and "uses eval, which can run code" in evaluated
 
 
 STALE = {
@@ -892,7 +890,7 @@ def test_a_member_of_each_kind_has_a_key_of_its_source_in_every_process(
     assert all(len(each) == 1 for each in found.values()), "using it changes no key"
     first, moved, changed, computed = (each.pop() for each in found.values())
     assert first == moved != changed and first.startswith("own@") and changed.startswith("own@")
-    assert computed.startswith(f"{kind} 'own' from ") and "uses import_module, by which code can run" in computed
+    assert computed.startswith(f"{kind} 'own' from ") and "uses import_module, which can run code" in computed
 
 
 SENT = {

@@ -239,7 +239,7 @@ def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path
 def _eurobert(config: PreTrainedConfig) -> EuroBertConfig:
     if config.mlp_bias:
         raise UserError(
-            f"{config._name_or_path}: mlp_bias: EuroBERT has a bias in its LM head with it, Llama has none."
+            f"{config._name_or_path}: mlp_bias: with it, EuroBERT has a bias in its LM head, and Llama has none."
         )
     return EuroBertConfig(**shared(config, LLAMA_FIELDS))
 

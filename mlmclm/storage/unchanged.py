@@ -38,7 +38,7 @@ def marked_hash(file: Path) -> tuple[Mark, str]:
 def changed(file: Path) -> UserError:
     """Return the error for a file that is not what was hashed any more."""
     return UserError(
-        f"{file}: it has changed since it was hashed, while it was in use. Nothing is filed under the hash of before. Leave the file as "
+        f"{file}: it has changed since it was hashed, while it was in use. Nothing is filed under the old hash. Leave the file as "
         "it is, and run the same command again."
     )
 

@@ -222,7 +222,7 @@ class Finetune(tune.Trainable):
                 if cell_key(cell) != key:
                     raise UserError(
                         f"{cell_name(cell)}: its key is {cell_key(cell)[:12]} on {platform.node()}, and {key[:12]} where the sweep was "
-                        f"planned: code of your own, a package's version or {BACKEND} is another one here. Install the same packages on "
+                        f"planned: your own code, a package's version or {BACKEND} differs between the two. Install the same packages on "
                         "all nodes, and start the sweep again."
                     )
                 if (yield from self._answered(partial(lease, leases, key))) is not None:

@@ -195,7 +195,7 @@ def test_callbacks_of_this_package_and_from_outside_run_where_a_recipe_names_the
 
     mlmclm.register("callback", "named", kind())
     mlmclm.register("callback", "watches", kind(always=True, observes=True))
-    with pytest.raises(UserError, match=r"'changes'.*says always = True, so it must say observes = True"):
+    with pytest.raises(UserError, match=r"'changes'.*sets always = True, so it must set observes = True"):
         mlmclm.register("callback", "changes", kind(always=True))
     stage = running(template, tmp_path, SimpleNamespace(rank=0))
     assert list(callbacks_of(stage)) == ["Gauges", "MetricsLog", "Revisions", "StateWriter", "StopRule", "watches"]

@@ -169,7 +169,7 @@ def test_a_callback_that_weights_may_depend_on_asks_for_nothing_that_is_another_
         with (
             nullcontext()
             if observes
-            else pytest.raises(UserError, match=r"'hurried': tokens_per_second is another number")
+            else pytest.raises(UserError, match=r"'hurried': tokens_per_second differs from run to run")
         ):
             assert added_kinds(job) == {"hurried": kind}
 

@@ -79,8 +79,8 @@ class KeyedStage:
 
     def __getattr__(self, name: str) -> Any:
         raise UserError(
-            f"a callback asks for stage.{name}, which no key of a state says, and its states may be shared with other runs. It sees "
-            "engine, latest, stopped and decay_end(step); one on which no weights depend says observes = True, and sees all."
+            f"a callback asks for stage.{name}, which no key of a state contains, so runs that differ in it would share states. It may "
+            "ask for engine, latest, stopped and decay_end(step). If no weights depend on it, set observes = True, and it may ask for all."
         )
 
 
@@ -102,7 +102,7 @@ class Callback:
         observes: True if the weights don't depend on it. The keys of states then leave it out, and a state from before
             it was there has nothing for `load_state_dict`.
         always: whether every stage runs the callback, not only those whose recipe names it. This enters no key, so another
-            package's callback must also say `observes`.
+            package's callback must also set `observes`.
         asks: names of the fields of `StepMetrics` that it needs after every step (`metric`), which costs an all-reduce.
     """
 
@@ -117,7 +117,7 @@ class Callback:
     @classmethod
     def lacks(cls) -> list[str]:
         """Return what a callback from outside lacks."""
-        return ["says always = True, so it must say observes = True"] if cls.always and not cls.observes else []
+        return ["sets always = True, so it must set observes = True"] if cls.always and not cls.observes else []
 
     @classmethod
     def timing(cls) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def added_kinds(job: StageJob) -> dict[str, type[Callback]]:
     """Return the callbacks of a stage's recipe by name, in its order.
 
     Raises:
-        UserError: one asks for a metric that there isn't, or that is another one at each run, and doesn't only observe.
+        UserError: one asks for an unknown metric, or doesn't only observe and asks for one that differs from run to run.
     """
     kinds = {name: CALLBACKS[name] for name in job.recipe.callbacks}
     for name, kind in kinds.items():
@@ -186,8 +186,8 @@ def added_kinds(job: StageJob) -> dict[str, type[Callback]]:
                 raise unknown("metric", metric, StepMetrics._fields, where=f"callback {name!r}")
             if metric not in REPRODUCED and not kind.observes:
                 raise UserError(
-                    f"callback {name!r}: {metric} is another number at each run, and weights may depend on the callback: ask for "
-                    f"{', '.join(REPRODUCED)} alone, or say observes = True."
+                    f"callback {name!r}: {metric} differs from run to run, and weights may depend on the callback: ask for "
+                    f"{', '.join(REPRODUCED)} only, or set observes = True."
                 )
     return kinds
 
