@@ -20,9 +20,9 @@ PADDED = "computes_padded"
 """Attribute of a model whose attention can't be exchanged, so that its own forward computes a batch with padding."""
 
 
-def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing, padding: int = 0) -> Tensor:
-    """Return int64 [1, T]: the sequences' token ids end to end, then `padding`."""
-    ids = np.full((1, packing.padded_tokens), padding, dtype=np.int64)
+def pack_ids(sequences: Sequence[np.ndarray[Any, Any]], packing: Packing) -> Tensor:
+    """Return int64 [1, T]: the sequences' token ids end to end, then zeros."""
+    ids = np.zeros((1, packing.padded_tokens), dtype=np.int64)
     np.concatenate(sequences, out=ids[0, : packing.tokens], casting="same_kind")
     return torch.from_numpy(ids).to(packing.device)
 

@@ -233,13 +233,13 @@ def names_at(folder: Path, depth: int = 1) -> Iterator[Path]:
                 yield folder.joinpath(*parts[:-1])
 
 
-def send_files(folder: Path, leave_out: str = "models") -> None:
-    """Upload the files of a folder that change, each under its own name, hidden ones and a subfolder left out."""
+def send_files(folder: Path) -> None:
+    """Upload the files of a folder that change, each under its own name, without hidden ones and the subfolder `models`."""
     address = address_of(folder)
     if address is not None:
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts
-            if path.is_file() and parts[0] != leave_out and not any(part.startswith(".") for part in parts):
+            if path.is_file() and parts[0] != "models" and not any(part.startswith(".") for part in parts):
                 send_file(path)
 
 

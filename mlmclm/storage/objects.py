@@ -217,9 +217,9 @@ class ObjectPath:
         """The bucket that holds the object."""
         return bucket_of(self.url)
 
-    def hurried(self, seconds: float = 0.0) -> ObjectPath:
-        """Return the same path, which waits at most so long for a store that does not answer."""
-        return replace(self, waits=seconds)
+    def hurried(self) -> ObjectPath:
+        """Return the same path, which does not wait for a store that does not answer."""
+        return replace(self, waits=0.0)
 
     def exists(self) -> bool:
         """Return whether there is an object of this name."""

@@ -117,8 +117,8 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
 
     Args:
         result: as the results store has it.
-        model: the model to compute it with. If its weights are not the result's, the cell has another key. A hash by an
-            earlier definition stays as the result has it.
+        model: the model to compute it with. If its weights are not the result's, the cell has another key. The result's
+            hash of the weights is kept if it is one of the model's earlier hashes.
         where: beginning of messages.
 
     Raises:

@@ -74,7 +74,7 @@ class KeyedStage:
         self._stage.stopped = value
 
     def decay_end(self, step: int) -> int | None:
-        """Return the step at which the learning-rate decay ends that a step, counted from 1, is part of; None outside of a decay."""
+        """Return the last step of the learning-rate decay that a step is in, both counted from 1; None if it is in none."""
         return segment_at(self._stage.job.stage.end.segments, step - 1).decay_end
 
     def __getattr__(self, name: str) -> Any:
