@@ -191,10 +191,10 @@ def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _new_ids(known: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: str | Path) -> list[int]:
+def _new_ids(model_vocabulary: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: str | Path) -> list[int]:
     """Return the ids of the tokens that the model doesn't know."""
     vocabulary = tokenizer.get_vocab()
-    for text, index in known.items():
+    for text, index in model_vocabulary.items():
         if vocabulary.get(text) != index:
             raise UserError(
                 f"{source}: the tokenizer is not this model's: {text!r} has the id {vocabulary.get(text)} in it, and {index} "
@@ -202,7 +202,7 @@ def _new_ids(known: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: 
             )
     if tokenizer.mask_token_id is None:
         raise UserError(f"{source}: the tokenizer has no mask token.")
-    return sorted(set(vocabulary.values()) - set(known.values()))
+    return sorted(set(vocabulary.values()) - set(model_vocabulary.values()))
 
 
 def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
@@ -218,11 +218,11 @@ def _load(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     return model
 
 
-def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path) -> None:
+def _grow(model: PreTrainedModel, known_ids: list[int], new: list[int], folder: Path) -> None:
     """Give new tokens the mean of the known ones' rows, in the embedding and the LM head."""
     rows = len(model.get_input_embeddings().weight)
-    if known[-1] >= rows:
-        raise UserError(f"{folder}: the tokenizer has the id {known[-1]}, but the embedding only {rows} rows.")
+    if known_ids[-1] >= rows:
+        raise UserError(f"{folder}: the tokenizer has the id {known_ids[-1]}, but the embedding only {rows} rows.")
     if not new:
         return
     if new[-1] >= rows:
@@ -233,7 +233,7 @@ def _grow(model: PreTrainedModel, known: list[int], new: list[int], folder: Path
     with torch.no_grad():
         # By identity, so that a tied matrix is changed once.
         for tensor in {id(tensor): tensor for tensor in tensors if tensor is not None}.values():
-            tensor[new] = tensor[known].mean(0)
+            tensor[new] = tensor[known_ids].mean(0)
 
 
 def _eurobert(config: PreTrainedConfig) -> EuroBertConfig:

@@ -230,10 +230,10 @@ class Leases:
         Args:
             lost: seconds so far in which the leases' place has not answered; they don't count.
         """
-        now, known, seconds = time.monotonic(), self._seen.get(name), 0.0
-        if known is not None and known.state == state:
-            counted = now - known.at - (lost - known.lost)
-            seconds = known.seconds + min(max(0.0, counted), self._seconds / FEWEST_LOOKS)
+        now, before, seconds = time.monotonic(), self._seen.get(name), 0.0
+        if before is not None and before.state == state:
+            counted = now - before.at - (lost - before.lost)
+            seconds = before.seconds + min(max(0.0, counted), self._seconds / FEWEST_LOOKS)
         self._seen[name] = _Seen(state, seconds, now, lost)
         return seconds
 
@@ -325,7 +325,7 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _link(made: str, path: Path) -> None:
+def _link(temporary: str, path: Path) -> None:
     """Give a complete file its final name unless that name is taken.
 
     A hard link is the only way to do so that is atomic on every kind of network file system.
@@ -335,7 +335,7 @@ def _link(made: str, path: Path) -> None:
         EnvironmentFault: this file system has no hard links.
     """
     try:
-        os.link(made, path)
+        os.link(temporary, path)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise

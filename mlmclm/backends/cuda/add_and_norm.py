@@ -53,7 +53,7 @@ class AddAndNorm(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of both terms and of the weight."""
         added, weight, centres, scales = ctx.saved_tensors
-        to_added, to_normed = (None if each is None else each.contiguous() for each in upstream)
+        to_added, to_normed = (None if gradient is None else gradient.contiguous() for gradient in upstream)
         if to_normed is None:
             return to_added, None if to_added is None else to_added.to(ctx.pending), None, None, None, None
         rows, width = added.flatten(0, -2).shape
