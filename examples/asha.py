@@ -23,25 +23,27 @@ def search(
     task: str,
     model: str,
     *,
-    steps: int = 160,
+    grace_period: int = 20,
     at_once: int | None = None,
     run: tune.RunConfig | None = None,
     **options: Any,
 ) -> tune.ResultGrid:
     """Search a model's learning rates on a task.
 
-    `steps` is the length of the longest training, and `at_once` the most trials that run at once. Options are those of `mlmclm.tune.param_space`.
+    `grace_period` is the training steps of a trial that ASHA stops first, and between reports; `at_once` the most trials that run at once.
+    Options are those of `mlmclm.tune.param_space`.
     """
     return tune.Tuner(
         mlmclm.tune.Finetune,
-        param_space=mlmclm.tune.param_space(space, [model], tasks=[task], report_every=steps // 8, **options),
+        param_space=mlmclm.tune.param_space(space, [model], tasks=[task], report_every=grace_period, **options),
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
             max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_name_creator=mlmclm.tune.trial_name,
-            scheduler=ASHAScheduler(time_attr="step", max_t=steps, grace_period=steps // 8, reduction_factor=2),
+            # Beyond the longest training, since a trial that reaches `max_t` is stopped before its result is filed.
+            scheduler=ASHAScheduler(time_attr="step", max_t=1_000_000, grace_period=grace_period, reduction_factor=2),
         ),
         run_config=run,
     ).fit()
@@ -50,4 +52,6 @@ def search(
 if __name__ == "__main__":
     for model in sys.argv[3:]:
         trials = search(sys.argv[1], sys.argv[2], model).get_dataframe()
-        print(trials[["model", "task", "learning_rate", "seed", "step", "score", "computed"]].to_string())
+        # Only trials that ended by themselves say whether they were computed.
+        columns = ["model", "task", "learning_rate", "seed", "step", "score", "computed"]
+        print(trials.reindex(columns=columns).to_string())

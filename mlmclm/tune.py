@@ -14,6 +14,7 @@ at once, and a new result is filed there. With `tune.TuneConfig(reuse_actors=Tru
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 from ray import tune
-from ray.tune.search.sample import Domain, Sampler
 
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.cluster.placement import SMALLER, Resources, amounts, cell_bundle, check_place, describe, may_get_places
@@ -31,6 +31,7 @@ from mlmclm.configuration import parse
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.member_code import own_code
 from mlmclm.numbers import rate_text
 from mlmclm.progress import say
 from mlmclm.registry import Shipment, shipment
@@ -64,7 +65,7 @@ def param_space(
     """Return a search space as `param_space` of a `tune.Tuner`; models are checked and tasks tokenised now.
 
     It is a dict with the models, tasks, learning rates, seeds and, if the space has a `grid`, its settings. Change an
-    entry by `|` to search otherwise: `space | {"learning_rate": tune.loguniform(1e-4, 1e-2)}`. An entry with the name of another
+    entry to search otherwise: `space | {"learning_rate": tune.loguniform(1e-4, 1e-2)}`. An entry with the name of another
     setting of the protocol (`weight_decay`, `epochs`) searches that one too.
 
     Args:
@@ -109,38 +110,55 @@ def param_space(
 
 
 class ParamSpace(dict[str, Any]):
-    """A search space that gets another key by `|`: `Tuner.restore` would silently keep the old values, but refuses another key."""
+    """A search space that gets another key with each change: Ray restores an experiment's old values without a word, but refuses another key.
 
-    def __or__(self, other: Mapping[str, Any]) -> ParamSpace:  # type: ignore[override]
+    A change has the same key in every process (`member_code`). One of which no such key can be made has another key each time, so an
+    experiment with it cannot be restored.
+    """
+
+    def update(self, changes: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Change entries."""
+        super().update(changes)
         ((key, swept),) = self[SWEEP].items()
-        return ParamSpace({**self, **other, SWEEP: {stable_hash([key, _comparable(other)])[:12]: swept}})
+        try:
+            code = own_code(dict(changes)).hash
+        except ValueError:
+            code = uuid.uuid4().hex
+        super().__setitem__(SWEEP, {stable_hash([key, code])[:12]: swept})
 
-    __ior__ = __or__  # type: ignore[assignment]
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
 
+    def __or__(self, changes: Mapping[str, Any]) -> ParamSpace:  # type: ignore[override]
+        changed = ParamSpace(self)
+        changed.update(changes)
+        return changed
 
-def _comparable(value: Any) -> Any:
-    """Return an entry of a space, such as one of Tune's domains, as what is the same in every process."""
-    if isinstance(value, Mapping):
-        return {str(name): _comparable(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_comparable(item) for item in value]
-    if isinstance(value, Domain | Sampler):
-        return [type(value).__name__, _comparable(vars(value))]
-    return getattr(value, "__qualname__", None) or str(value)
+    def __ior__(self, changes: Mapping[str, Any]) -> Self:  # type: ignore[override]
+        self.update(changes)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParamSpace, (dict(self),)
 
 
 def trial_name(trial: Any) -> str:
     """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`.
 
     Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Wrong values are errors of the trial, not here.
+    Values of `tune.sample_from`, which are drawn after trials are named, are `sampled`.
     """
-    config = trial.config  # Ray puts the sweep into it later
-    rate, seed = (_as_python(config.get(name)) for name in ("learning_rate", "seed"))
+    # Ray puts the sweep into the config later, and has tuples in place of functions.
+    config = {
+        name: "sampled" if isinstance(value, tuple) else _as_python(value) for name, value in trial.config.items()
+    }
+    rate: Any = config.get("learning_rate")
+    seed: Any = config.get("seed")
     with suppress(TypeError):
         rate = rate_text(rate)
     with suppress(ValueError):
         seed = seed_label(read_seed(seed))
-    settings = [f"{name}{_as_python(value)}" for name, value in _settings(config).items()]
+    settings = [f"{name}{value}" for name, value in _settings(config).items()]
     point = ["-".join(settings)] if settings else []
     return "/".join([str(config.get("model")), str(config.get("task")), f"lr{rate}", *point, str(seed)])
 
@@ -214,8 +232,11 @@ class TunedSweep:
         for name in (name for name in AXES if name not in config):
             raise UserError(f"{name}: the config needs one; its entries are {', '.join(AXES)} and settings.")
         model, task, rate = self._model(config["model"]), str(config["task"]), _as_python(config["learning_rate"])
-        for name in (name for name in task.split("+") if name not in model.space.tasks):
+        names = task.split("+")
+        for name in (name for name in names if name not in model.space.tasks):
             raise unknown("task", name, model.space.tasks, where="task")
+        if len({*names}) < len(names):
+            raise UserError(f"task {task}: each task may be in it once.")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
             raise UserError(f"learning_rate {rate!r}: a learning rate is a number between 0 and 1.")
         try:
@@ -223,7 +244,7 @@ class TunedSweep:
         except ValueError as error:
             raise UserError(f"seed {config['seed']!r}: {error}.") from error
         settings = _settings(config)
-        starts = [self._cell(model, name, settings) for name in task.split("+")]
+        starts = [self._cell(model, name, settings) for name in names]
         place, (first, source) = self.made.place, starts[0]
         cells = [replace(cell, learning_rate=float(rate), seed=seed) for cell, _ in starts]
         if len({training_key(cell) for cell in cells}) > 1:
@@ -267,6 +288,6 @@ class TunedSweep:
 
     def _model(self, name: str) -> SweptModel:
         by_name = {swept.model.name: swept for swept in self.made.models}
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             raise unknown("model", name, by_name, where="model")
         return by_name[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
 import random
@@ -175,7 +177,9 @@ def test_a_trial_that_waits_for_a_node_says_for_what(
     ("changes", "message"),
     [
         ({"model": "modle"}, "unknown model 'modle'. Did you mean 'model'?"),
+        ({"model": ["model"]}, "unknown model \"['model']\". Did you mean 'model'?"),
         ({"task": "sst"}, "unknown task 'sst'. Did you mean 'sst2'?"),
+        ({"task": "sst2+sst2"}, "task sst2+sst2: each task may be in it once"),
         ({"learning_rate": 2}, "learning_rate 2: a learning rate is a number between 0 and 1"),
         ({"learning_rate": "abc"}, "learning_rate 'abc': a learning rate is a number between 0 and 1"),
         ({"learning_rate": None}, "learning_rate None: a learning rate is a number"),
@@ -207,6 +211,7 @@ def test_names_of_trials_have_searched_settings_and_any_value(place: Path, tmp_p
 
     assert named() == "model/sst2/lr1e-2/s1"
     assert named(weight_decay=0.2, epochs=2) == "model/sst2/lr1e-2/weight_decay0.2-epochs2/s1"
+    assert named(weight_decay=("__fn_ph", "1a2b")) == "model/sst2/lr1e-2/weight_decaysampled/s1"
     assert named(learning_rate="abc", seed="0") == "model/sst2/lrabc/0", "the trial says what is wrong"
 
 
@@ -228,19 +233,26 @@ def test_a_changed_entry_makes_another_search_space(place: Path, tmp_path: Path)
     def rates(most: float) -> Any:
         return tune.loguniform(1e-4, most)
 
-    own = [
+    keys = [
         key(learning_rate=rates(1e-2)),
         key(learning_rate=rates(1e-1)),
         key(learning_rate=tune.uniform(1e-4, 1e-2)),
         key(learning_rate=tune.grid_search([1e-4, 1e-2])),
-        key(learning_rate=tune.sample_from(rates)),
+        key(epochs=tune.choice([1, 2])),
+        key(epochs=tune.choice(["1", "2"])),
+        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))),
+        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-1))),
         key(seed=0),
         key(),
     ]
-    assert key(learning_rate=rates(1e-2)) == own[0] and len(set(own)) == len(own)
-    space = axes(place, tmp_path)
+    assert key(learning_rate=rates(1e-2)) == keys[0] and len(set(keys)) == len(keys)
+    assert key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))) == keys[6], "not by its address"
+    # This module uses runpy, so no key can be made of its functions.
+    assert key(learning_rate=tune.sample_from(rates)) != key(learning_rate=tune.sample_from(rates))
+    space, other = axes(place, tmp_path), axes(place, tmp_path)
     space |= {"seed": 0}
-    assert [*space[SWEEP]] == [own[-2]]
+    other["seed"] = 0
+    assert [*space[SWEEP]] == [*other[SWEEP]] == [*copy.deepcopy(other)[SWEEP]] == [keys[-2]]
 
 
 def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
@@ -316,7 +328,7 @@ def test_asha_stops_trials_and_what_it_stops_is_not_filed(cluster: None, place: 
     where = {"store": tmp_path / "store", "data": place / "data", "run": run_config(tmp_path / "ray")}
     space = tmp_path / "space.yaml"  # one rate that learns, and one that doesn't, which comes after it
     space.write_text(yaml.safe_dump({**SPACE, "learning_rates": [1e-2, 1e-7]}))
-    results = search(str(space), "sst2", str(place / "model"), steps=20, at_once=1, **where)
+    results = search(str(space), "sst2", str(place / "model"), grace_period=2, at_once=1, **where)
     assert not results.errors
     table = results.get_dataframe()
     whole, cut = table[table["key"].notna()], table[table["key"].isna()]
