@@ -99,15 +99,15 @@ def sweep(
     place = place_of(**folders)
     models = [models] if isinstance(models, str) else models
     tasks = [tasks] if isinstance(tasks, str) else tasks
-    sources = [f"{own}={source}" for own, source in models.items()] if isinstance(models, Mapping) else list(models)
+    sources = [f"{model}={source}" for model, source in models.items()] if isinstance(models, Mapping) else list(models)
     values: dict[str, Any] = {"models": sources, "tasks": list(tasks or ()) or None, "baseline": baseline}
     values |= {"space": dict(space) if isinstance(space, Mapping) else str(space)} | ({"name": name} if name else {})
     file = parse(SweepFile, values, where="options")
     if isinstance(space, Mapping):
         return Study(file, place, command="mlmclm.sweep(...).run()")
-    given = {"--model": sources, "--task": tasks, "--space": [str(space)], "--name": name, "--baseline": baseline}
-    several = {option: [value] if isinstance(value, str) else value for option, value in given.items() if value}
-    words = [word for option, own in several.items() for value in own for word in (option, value)]
+    options = {"--model": sources, "--task": tasks, "--space": [str(space)], "--name": name, "--baseline": baseline}
+    lists = {option: [value] if isinstance(value, str) else value for option, value in options.items() if value}
+    words = [word for option, values in lists.items() for value in values for word in (option, value)]
     return Study(file, place, command=command_of("sweep", *words, **folders))
 
 
@@ -271,7 +271,7 @@ class Store:
         """Return the studies and sweeps: name, kind, time of the last run (UTC), and numbers of models, tasks and cells."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(each) for each in known_studies(self.place.store)])
+        return pd.DataFrame([asdict(entry) for entry in known_studies(self.place.store)])
 
     def results(self, which: str | Path, *, rule: str | None = None) -> Results:
         """Return the results of a study so far, by its name or file (`study`); or of a published one, by its folder.
@@ -282,8 +282,8 @@ class Store:
         Raises:
             UserError: there is no such study, or it has no results; the message says what to run.
         """
-        found = published(which) if is_bundle(Path(which)) else self.study(which).results
-        return found.by_rule(rule)
+        results = published(which) if is_bundle(Path(which)) else self.study(which).results
+        return results.by_rule(rule)
 
     def compare_cells(self, first: str, second: str, *, metric: str | None = None) -> Comparison:
         """Compare two cells, given by their keys.
@@ -335,7 +335,7 @@ class Store:
     def _last_run(self, name: str, folder: Path) -> dict[str, Any]:
         if (folder / FILE).is_file():
             return last_run(folder)
-        names = [known.name for known in known_studies(self.place.store)]
+        names = [entry.name for entry in known_studies(self.place.store)]
         if name not in names:
             raise unknown("study or sweep", name, names, where=str(self.place.store))
         raise UserError(

@@ -70,26 +70,26 @@ class Contents:
     @cached_property
     def _by_weights(self) -> dict[str, list[Artifact]]:
         """Models by the hash of their weights and tokenizer, which two untrained ones may share."""
-        found: dict[str, list[Artifact]] = defaultdict(list)
+        by_weights: dict[str, list[Artifact]] = defaultdict(list)
         for model in self._models:
             for weights in model.hashes:
-                found[weights].append(model)
-        return found
+                by_weights[weights].append(model)
+        return by_weights
 
     @cached_property
     def _by_data(self) -> dict[str, list[Artifact]]:
         """Tokenised data by the fingerprint of the task's data, and generated data by the task's name."""
-        found: dict[str, list[Artifact]] = defaultdict(list)
+        by_data: dict[str, list[Artifact]] = defaultdict(list)
         for artifact in self.all:
             if isinstance(artifact, StoredPreparation | GeneratedTask):
                 name = "task_data" if isinstance(artifact, StoredPreparation) else "name"
-                found[str(self.origin(artifact).facts.get(name, ""))].append(artifact)
-        return found
+                by_data[str(self.origin(artifact).facts.get(name, ""))].append(artifact)
+        return by_data
 
     def origin(self, artifact: Artifact) -> Origin:
         """Return what an artifact was made from; empty if its description is damaged."""
-        found = self._origin(artifact)
-        return Origin() if isinstance(found, str) else found
+        origin = self._origin(artifact)
+        return Origin() if isinstance(origin, str) else origin
 
     def _origin(self, artifact: Artifact) -> Origin | str:
         """Return what an artifact was made from, or why that is not known."""
@@ -106,26 +106,26 @@ class Contents:
         A result names its model and its task's data by their hashes.
         """
         origin = self.origin(artifact)
-        facts, found = origin.facts, list(origin.needs)
+        facts, needs = origin.facts, list(origin.needs)
         if isinstance(artifact, StoredResult):
             start = facts.get("start", {}).get("cell", "")
-            found += self._by_weights.get(str(facts.get("weights", "-")), [])
-            found += [StoredResult(self.store, start), KeptEncoder(self.store, start)]
-            found += self._by_data.get(str(facts.get("task_data", "-")), [])
+            needs += self._by_weights.get(str(facts.get("weights", "-")), [])
+            needs += [StoredResult(self.store, start), KeptEncoder(self.store, start)]
+            needs += self._by_data.get(str(facts.get("task_data", "-")), [])
         elif isinstance(artifact, StoredPreparation):
-            found += self._by_data.get(str(origin.free.get("task", "-")), [])
+            needs += self._by_data.get(str(origin.free.get("task", "-")), [])
         elif isinstance(artifact, ExportedModel):
-            found.append(StoredState(self.store, artifact.key))
-        return [each for each in dict.fromkeys(found) if each in self._known]
+            needs.append(StoredState(self.store, artifact.key))
+        return [need for need in dict.fromkeys(needs) if need in self._known]
 
     @cached_property
     def users(self) -> dict[Artifact, list[Artifact]]:
         """For each artifact, those that were made from it."""
-        found: dict[Artifact, list[Artifact]] = defaultdict(list)
+        users: dict[Artifact, list[Artifact]] = defaultdict(list)
         for artifact in self.all:
             for need in self.needs(artifact):
-                found[need].append(artifact)
-        return found
+                users[need].append(artifact)
+        return users
 
     def of_study(self, study: str) -> frozenset[Artifact]:
         """Return a study's results and models, what these were made from, and the revisions of its trainings.
@@ -135,10 +135,10 @@ class Contents:
         """
         if study not in studies_in(self.store):
             raise unknown("study", study, studies_in(self.store), where=str(self.store))
-        found = self.closure(self._roots(study))
-        trainings = {self._training(each) for each in found if isinstance(each, StoredState)}
-        kept = (each for each in self.all if isinstance(each, StoredRevision) and self._training(each) in trainings)
-        return found | frozenset(kept)
+        used = self.closure(self._roots(study))
+        trainings = {self._training(artifact) for artifact in used if isinstance(artifact, StoredState)}
+        revisions = (artifact for artifact in self.all if isinstance(artifact, StoredRevision))
+        return used | {revision for revision in revisions if self._training(revision) in trainings}
 
     def _training(self, artifact: Artifact) -> tuple[str, str]:
         """Return what the states and revisions of one training have in common."""
@@ -147,21 +147,21 @@ class Contents:
 
     def closure(self, roots: Iterable[Artifact]) -> frozenset[Artifact]:
         """Return artifacts together with everything that they were made from."""
-        found, left = set[Artifact](), list(roots)
+        reached, left = set[Artifact](), list(roots)
         while left:
             artifact = left.pop()
-            if artifact in self._known and artifact not in found:
-                found.add(artifact)
+            if artifact in self._known and artifact not in reached:
+                reached.add(artifact)
                 left += self.needs(artifact)
-        return frozenset(found)
+        return frozenset(reached)
 
     def _roots(self, study: str) -> Iterator[Artifact]:
         folder = self.store / "studies" / study
         for cell in _listed(folder / MANIFEST, "cells"):
             key = str(cell.get("key"))
             yield from (StoredResult(self.store, key), KeptEncoder(self.store, key))
-        for each in _listed(folder / LAST_RUN, "evaluations"):
-            yield StoredEvaluation(self.store, str(each.get("key")))
+        for evaluation in _listed(folder / LAST_RUN, "evaluations"):
+            yield StoredEvaluation(self.store, str(evaluation.get("key")))
         for model in (folder / "models").glob("*"):
             yield from self._exported(model)
 
@@ -181,10 +181,10 @@ class Contents:
             listed = {
                 file: parsed(file.read_bytes) for file in (folder / MANIFEST, folder / LAST_RUN) if file.is_file()
             }
-            wrong = [f"{file}: {found}" for file, found in listed.items() if isinstance(found, str)]
+            wrong = [f"{file}: {reason}" for file, reason in listed.items() if isinstance(reason, str)]
             if "evaluations" not in (listed.get(folder / LAST_RUN) or {"evaluations"}):
                 wrong.append(f"{folder / LAST_RUN}: an earlier version wrote it; run the study again")
-            wrong += [found for each in self.studies[name] if isinstance(found := self._origin(each), str)]
+            wrong += [reason for artifact in self.studies[name] if isinstance(reason := self._origin(artifact), str)]
             if wrong:
                 raise UserError(f"{wrong[0]}. So it isn't known what study {name!r} uses; nothing is deleted.")
             if not (folder / MANIFEST).is_file() and not any((folder / "models").glob("*")):
@@ -203,18 +203,16 @@ class Contents:
             return self._at(path.resolve())
         if len(text) < SHORTEST:
             raise UserError(f"{text!r}: give at least {SHORTEST} characters of a key, or a path in {self.store}.")
-        found = [artifact for artifact in self.all if artifact.key.startswith(text)]
+        hits = [artifact for artifact in self.all if artifact.key.startswith(text)]
         # A state and the model exported from it have one key, and so have a result and the encoder that it leaves.
-        made: dict[type[Artifact], type[Artifact]] = {ExportedModel: StoredState, KeptEncoder: StoredResult}
-        found = [
-            each for each in found if type(each) not in made or made[type(each)](self.store, each.key) not in found
-        ]
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        sources: dict[type[Artifact], type[Artifact]] = {ExportedModel: StoredState, KeptEncoder: StoredResult}
+        hits = [hit for hit in hits if type(hit) not in sources or sources[type(hit)](self.store, hit.key) not in hits]
+        if len(hits) == 1:
+            return hits[0]
+        if not hits:
             keys = sorted({artifact.key for artifact in self.all})
             raise unknown("key", text, keys, where=str(self.store))
-        named = ", ".join(f"{each.key[:16]} ({each.kind})" for each in found[:5])
+        named = ", ".join(f"{hit.key[:16]} ({hit.kind})" for hit in hits[:5])
         raise UserError(f"{text!r} begins several keys of {self.store}: {named}.")
 
     def _at(self, path: Path) -> Artifact:
@@ -226,15 +224,15 @@ class Contents:
             elif isinstance(artifact, StoredResult):
                 places[Path(str(artifact.results_store.path(artifact.key))).resolve()] = artifact
         for place in (path, path.with_suffix(".json"), *path.parents):
-            found = [places[place]] if place in places else self._exported(place)
-            if found:
-                return found[0]
+            artifacts = [places[place]] if place in places else self._exported(place)
+            if artifacts:
+                return artifacts[0]
         raise UserError(f"{path}: not the file of an artifact of {self.store}.")
 
     def _exported(self, folder: Path) -> list[ExportedModel]:
         """Return the exported models that a folder is linked to or a copy of: two untrained ones may be equal."""
-        own = folder / CHECKSUMS
-        sums = own.read_bytes() if own.is_file() else None
+        path = folder / CHECKSUMS
+        sums = path.read_bytes() if path.is_file() else None
         places = ((model, model.folder / CHECKSUMS) for model in self._models) if sums is not None else ()
         return [model for model, file in places if file.is_file() and file.read_bytes() == sums]
 
@@ -286,9 +284,9 @@ def shares(contents: Contents) -> list[Share]:
     for artifact, sizes in files.items():
         for study in used.get(artifact, [""]):
             totals[study, artifact.kind][len(used.get(artifact, [])) > 1] += sum(sizes.values())
-    there = {inode_of(path): path.lstat().st_size for path in contents.store.rglob("*") if path.is_file()}
-    others = there.keys() - {file for sizes in files.values() for file in sizes}
-    totals["", OTHER][0] = sum(there[file] for file in others)
+    on_disk = {inode_of(path): path.lstat().st_size for path in contents.store.rglob("*") if path.is_file()}
+    other_files = on_disk.keys() - {file for sizes in files.values() for file in sizes}
+    totals["", OTHER][0] = sum(on_disk[file] for file in other_files)
     return [Share(study, kind, own, shared) for (study, kind), (own, shared) in sorted(totals.items())]
 
 
@@ -310,15 +308,15 @@ def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Art
         raise UserError(
             f"--results: the results are in {ResultsStore(contents.store).folder}, which other stores may use. They are not deleted."
         )
-    others = [name for name in contents.studies if name != study]
-    contents.check_studies(others)
+    other_studies = [name for name in contents.studies if name != study]
+    contents.check_studies(other_studies)
     lasting: tuple[type[Artifact], ...] = () if results else (StoredResult, StoredText)
-    kept = frozenset[Artifact]().union(*(contents.studies[name] for name in others))
+    kept = frozenset[Artifact]().union(*(contents.studies[name] for name in other_studies))
     if study is None and not results:
-        kept |= contents.closure(each for each in contents.all if isinstance(each, StoredState | StoredRevision))
+        kept |= contents.closure(item for item in contents.all if isinstance(item, StoredState | StoredRevision))
     candidates = contents.all if study is None else contents.studies[study]
-    found = [artifact for artifact in contents.all if artifact in candidates and artifact not in kept]
-    return [artifact for artifact in found if not isinstance(artifact, lasting)]
+    unused = [artifact for artifact in contents.all if artifact in candidates and artifact not in kept]
+    return [artifact for artifact in unused if not isinstance(artifact, lasting)]
 
 
 def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None) -> Iterator[Artifact]:
@@ -329,16 +327,16 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
         EnvironmentFault: something can't be deleted.
     """
     store = contents.store
-    leases = (leases_of(store), ResultsStore(store).leases)
+    both = (leases_of(store), ResultsStore(store).leases)
     with ExitStack() as stack:
         for name in contents.studies:
             stack.enter_context(only_one(store / "studies" / name / ".lock", f"study {name!r}"))
-        for holder in (holder for each in leases for holder in each.held("").values()):
+        for holder in (holder for leases in both for holder in leases.held("").values()):
             if holder.alive:
                 raise UserError(
                     f"{store}: process {holder.process} on {holder.host} is working on it; wait for it. Nothing is deleted."
                 )
-        for artifact in sorted(unused, key=lambda each: KINDS.index(type(each)), reverse=True):
+        for artifact in sorted(unused, key=lambda artifact: KINDS.index(type(artifact)), reverse=True):
             yield artifact
             artifact.remove()
         if study is not None:
@@ -347,8 +345,8 @@ def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None)
 
 
 def _listed(path: Path, name: str) -> list[dict[str, object]]:
-    found = parsed(path.read_bytes)
-    entries = found.get(name) if isinstance(found, dict) else None
+    values = parsed(path.read_bytes)
+    entries = values.get(name) if isinstance(values, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
@@ -408,7 +406,7 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
     for filed in (StoredResult, StoredEvaluation):
         unfiled = filed.stored_as(store, root=store / UNFILED)
         kept = (filed(store, key, unfiled) for key in sorted(unfiled.keys()))
-        for piece in (piece for each in kept if study is None or each in chosen for piece in each.files()):
+        for piece in (piece for artifact in kept if study is None or artifact in chosen for piece in artifact.files()):
             if Path(piece.path).is_file():
                 yield replace(piece, kind="unfiled results", again="the next run sets it aside and computes it again")
     for name in studies_in(store) if study is None else [study]:
@@ -432,15 +430,15 @@ def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
 
 
 def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) -> Verified:
-    own = [(piece, reason) for piece, reason in zip(pieces, reasons, strict=True) if piece.kind == kind]
-    damaged = (Damaged(kind, piece.path, reason, piece.again) for piece, reason in own if reason is not None)
-    return Verified(kind, len(own), sum(piece.size for piece, _ in own), tuple(damaged))
+    checked = [(piece, reason) for piece, reason in zip(pieces, reasons, strict=True) if piece.kind == kind]
+    damaged = (Damaged(kind, piece.path, reason, piece.again) for piece, reason in checked if reason is not None)
+    return Verified(kind, len(checked), sum(piece.size for piece, _ in checked), tuple(damaged))
 
 
 def _study(store: Path, name: str) -> Iterator[Piece]:
     """Yield the lists that a study's commands read, and those files of its models that are no links to the states'."""
     folder, again = store / "studies" / name, "the next run of the study or sweep, after it is deleted"
-    for file in (folder / each for each in (MANIFEST, LAST_RUN)):
+    for file in (folder / MANIFEST, folder / LAST_RUN):
         if file.is_file():
             yield Piece("studies", again, str(file), file.stat().st_size, partial(seal_damage, file.read_bytes))
     linked = {inode_of(path) for path in store.glob("states/*/model/**/*")}
@@ -454,7 +452,7 @@ def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepS
     """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
     keys = (state.cell.key for state in found.states if state.result is not None)
     pieces = {key: StoredResult(store, key).examples() for key in keys}
-    damaged = {one.path: one.reason for each in verify(pieces.values(), progress) for one in each.damaged}
+    damaged = {file.path: file.reason for verified in verify(pieces.values(), progress) for file in verified.damaged}
     reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
     states = (
         CellState(state.cell, "damaged", damage=reasons[state.cell.key]) if state.cell.key in reasons else state

@@ -89,14 +89,14 @@ class FileTask:
 
     def _split_tables(self) -> dict[str, pa.Table]:
         """Return the tables that the declaration names."""
-        found: dict[str, pa.Table] = {}
+        tables: dict[str, pa.Table] = {}
         for part, table in self.tables.items():
             if self.reading.family == SEARCH and part != "train":
                 judged = FAMILIES[SEARCH].tables(FAMILIES[SEARCH].held_out(table))
-                found |= {f"{part}-{name}": own for name, own in judged.items()}
+                tables |= {f"{part}-{name}": rows for name, rows in judged.items()}
             else:
-                found[part] = table
-        return found
+                tables[part] = table
+        return tables
 
     def check(self, files: Mapping[str, Path]) -> None:
         """Check the rows as fine-tuning will. Raises UserError that names the part's file, or that of all parts."""
@@ -116,29 +116,29 @@ def read_task(
     Raises:
         UserError: a file can't be read, it isn't clear what is in it, or it has too little; the message says what to do.
     """
-    given = {"train": Path(data)} | {
+    files = {"train": Path(data)} | {
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
-    read = dict(zip(given, for_each(given.values(), _read), strict=True))
+    read = dict(zip(files, for_each(files.values(), _read), strict=True))
     raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
-    reading = infer(raw["train"], overrides, given["train"])
+    reading = infer(raw["train"], overrides, files["train"])
     raw = _with_class_names(raw, names, reading)
-    rows = {part: canonical(table, reading, given[part]) for part, table in raw.items()}
-    for part, own in rows.items():
-        if not own.table.num_rows:
+    rows = {part: canonical(table, reading, files[part]) for part, table in raw.items()}
+    for part, part_rows in rows.items():
+        if not part_rows.table.num_rows:
             raise UserError(
-                f"{given[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(own.left_out)}."
+                f"{files[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(part_rows.left_out)}."
             )
-    left = sum((Counter(own.left_out) for own in rows.values()), Counter[str]())
-    check_labels(rows["train"].table, reading.family, given["train"])
-    tables, repeated = _divided({part: own.table for part, own in rows.items()}, reading, given)
-    task = _declared(_name(given["train"]), given["train"], reading, tables)
-    facts = _facts(given, reading, tables, task, dict(left), repeated)
-    found = FileTask(
+    left = sum((Counter(part_rows.left_out) for part_rows in rows.values()), Counter[str]())
+    check_labels(rows["train"].table, reading.family, files["train"])
+    tables, repeated = _divided({part: part_rows.table for part, part_rows in rows.items()}, reading, files)
+    task = _declared(_name(files["train"]), files["train"], reading, tables)
+    facts = _facts(files, reading, tables, task, dict(left), repeated)
+    file_task = FileTask(
         task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"]), *_rejected(raw["train"]))
     )
-    found.check(given)
-    return found
+    file_task.check(files)
+    return file_task
 
 
 def _with_class_names(
@@ -146,15 +146,15 @@ def _with_class_names(
 ) -> dict[str, pa.Table]:
     """Return tables with names in place of the numbers of classes and tags; -1 is a missing label, as in `datasets`."""
     column = reading.columns.get("tags" if reading.family == TAGS else "label", "")
-    found = dict(raw)
-    for part, own in names.items() if reading.family in (CLASSES, NUMBERS, TAGS) else ():
-        if column in own and column in found[part].column_names:
-            numbers, place = found[part][column], found[part].column_names.index(column)
-            values = named(numbers, own[column])
+    tables = dict(raw)
+    for part, classes in names.items() if reading.family in (CLASSES, NUMBERS, TAGS) else ():
+        if column in classes and column in tables[part].column_names:
+            numbers, index = tables[part][column], tables[part].column_names.index(column)
+            values = named(numbers, classes[column])
             if reading.family != TAGS:
                 values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
-            found[part] = found[part].set_column(place, column, values)
-    return found
+            tables[part] = tables[part].set_column(index, column, values)
+    return tables
 
 
 def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
@@ -173,15 +173,15 @@ def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
 def _rejected(train: pa.Table) -> tuple[str, ...]:
     """Return a note on rows of Prodigy whose label the annotator did not accept."""
     answers = Counter(map(str, train["answer"].to_pylist() if "answer" in train.column_names else ()))
-    others = answers.total() - answers["accept"]
-    said = f"answer is not used: in {others:,} rows it is not 'accept'. Leave them out if their label is wrong."
-    return (said,) * ({"accept"} < answers.keys() <= {"accept", "reject", "ignore"})
+    unaccepted = answers.total() - answers["accept"]
+    note = f"answer is not used: in {unaccepted:,} rows it is not 'accept'. Leave them out if their label is wrong."
+    return (note,) * ({"accept"} < answers.keys() <= {"accept", "reject", "ignore"})
 
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
     if path.is_dir():
-        there = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
-        raise UserError(f"{path}: a folder, with {there}. Give one file, and others as --test and --validation.")
+        content = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
+        raise UserError(f"{path}: a folder, with {content}. Give one file, and others as --test and --validation.")
     if not path.is_file():
         raise UserError(
             f"{path}: no such file.{meant_path(path)} Give a data file ({', '.join(SUFFIXES)}; compressed or not)."
@@ -197,24 +197,24 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
 
 
 def _divided(
-    given: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]
+    tables: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]
 ) -> tuple[dict[str, pa.Table], int]:
     """Return the rows by part, and how many training rows are left out because their texts are in another given part."""
-    train, repeated = given["train"], 0
-    others = {part: table for part, table in given.items() if part != "train"}
-    seen = {key for table in others.values() for column in _keys(table, reading) for key in column}
+    train, repeated = tables["train"], 0
+    other_parts = {part: table for part, table in tables.items() if part != "train"}
+    seen = {key for table in other_parts.values() for column in _keys(table, reading) for key in column}
     if seen:
-        again = pa.array([any(key in seen for key in row) for row in zip(*_keys(train, reading), strict=True)])
-        repeated = pa.compute.sum(again).as_py() or 0
-        train = train.filter(pa.compute.invert(again))
+        is_repeated = pa.array([any(key in seen for key in row) for row in zip(*_keys(train, reading), strict=True)])
+        repeated = pa.compute.sum(is_repeated).as_py() or 0
+        train = train.filter(pa.compute.invert(is_repeated))
     if train.num_rows < LEAST_ROWS:
         raise UserError(
             f"{files['train']}: it has {train.num_rows:,} rows that can be used; at least {LEAST_ROWS} are needed."
         )
-    found = dict(others)
+    held_parts = dict(other_parts)
     left = 1.0
     for part, share in zip(PARTS[1:], SHARES, strict=True):
-        if part in others:
+        if part in other_parts:
             continue
         keys = _keys(train, reading)
         strata = train["label"].to_pylist() if reading.family == CLASSES else [""] * train.num_rows
@@ -224,8 +224,8 @@ def _divided(
                 f"{files['train']}: no rows can be held out for {part}: they are too few in each class, or share their texts. Give more rows, or "
                 f"--{part} FILE."
             )
-        found[part], train, left = train.filter(held), train.filter(pa.compute.invert(held)), left - share
-    parts = {"train": train} | {part: found[part] for part in PARTS[1:]}
+        held_parts[part], train, left = train.filter(held), train.filter(pa.compute.invert(held)), left - share
+    parts = {"train": train} | {part: held_parts[part] for part in PARTS[1:]}
     if reading.family == NUMBERS:
         for part, table in parts.items():
             if len(set(table["label"].to_pylist())) < 2:
@@ -317,8 +317,8 @@ def _facts(
     if reading.family in (CLASSES, TAGS):
         counts = Counter(_labels(tables["train"], reading))
         total = sum(counts.values())
-        shown = [f"{label} {count:,} ({count / total:.0%})" for label, count in counts.most_common(5)]
-        facts["labels"] = f"{len(counts)}: {', '.join(shown)}{', ...' if len(counts) > len(shown) else ''}"
+        commonest = [f"{label} {count:,} ({count / total:.0%})" for label, count in counts.most_common(5)]
+        facts["labels"] = f"{len(counts)}: {', '.join(commonest)}{', ...' if len(counts) > len(commonest) else ''}"
     facts["main score"] = FAMILIES[reading.family].metrics[task.metric]
     return facts
 

@@ -61,28 +61,28 @@ def export_model(
     Raises:
         UserError: there is no such state, or the folder is not empty.
     """
-    found, about = _located(study, model, step, push_to_hub)
-    exported = {each.name: each for each in exported_models(found.prepared)}.get(str(found.name))
+    state, about = _located(study, model, step, push_to_hub)
+    exported = {export.name: export for export in exported_models(state.prepared)}.get(str(state.name))
     # The model's own folder is in that of its last state; another step has no scores.
-    if exported is not None and exported.folder.resolve().parent == found.folder.resolve():
+    if exported is not None and exported.folder.resolve().parent == state.folder.resolve():
         about["scores"] = reported_scores(study.place, study.folder, exported)
-    _write(found, to, about, push_to_hub)
+    _write(state, to, about, push_to_hub)
     if push_to_hub is None:
-        return found, []
+        return state, []
     collection = study.name if len(study.trained_file.models) > 1 else None
-    return found, _push(to, push_to_hub, str(found.name), collection, dry_run=dry_run)
+    return state, _push(to, push_to_hub, str(state.name), collection, dry_run=dry_run)
 
 
-def _write(found: FoundState, target: Path, about: Mapping[str, Any], repository: str | None) -> None:
+def _write(state: FoundState, target: Path, about: Mapping[str, Any], repository: str | None) -> None:
     """Write a state with a model card; `about` has facts for the card in addition to those that the store has."""
     from mlmclm.pretraining.checkpoints import read_weights
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to {target}: it exists and is not empty; name a new or an empty folder.")
-    facts = found.facts(found.state)
-    names = () if repository is None else repositories_of(repository, decoder=found.causal)
-    card, decoder_card = model_cards({**facts, **about}, decoder=found.causal, repositories=names)
-    found.write(target, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)
+    facts = state.facts(state.state)
+    names = () if repository is None else repositories_of(repository, decoder=state.causal)
+    card, decoder_card = model_cards({**facts, **about}, decoder=state.causal, repositories=names)
+    state.write(target, state.state, read_weights(state.folder), card=card, decoder_card=decoder_card)
     if results := eval_results(about.get("scores", ())):
         (target / EVAL_RESULTS).mkdir()
         (target / EVAL_RESULTS / "mlmclm.yaml").write_text(results, encoding="utf-8")
@@ -106,16 +106,16 @@ def export_kept_revisions(
     Returns:
         The model's name, what was written, and the uploaded tags by repository.
     """
-    found, about = _located(study, model, None, push_to_hub)
-    name, steps = str(found.name), revision_steps(found.state.segments, study.trained_file.recipe)
-    made = export_revisions(found, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
-    if made.missing:
-        named = ", ".join(made.missing[:8]) + (f" and {len(made.missing) - 8} more" if len(made.missing) > 8 else "")
+    state, about = _located(study, model, None, push_to_hub)
+    name, steps = str(state.name), revision_steps(state.state.segments, study.trained_file.recipe)
+    exported = export_revisions(state, to, push_to_hub or repository or f"mlmclm/{name}", steps, about)
+    if missing := exported.missing:
+        named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         say(
-            f"{name}: {len(made.missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
+            f"{name}: {len(missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
             f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {study.source} --store NEW`."
         )
-    return name, made, {} if push_to_hub is None else _push_revisions(made, to, name, dry_run=dry_run)
+    return name, exported, {} if push_to_hub is None else _push_revisions(exported, to, name, dry_run=dry_run)
 
 
 def _located(
@@ -125,10 +125,10 @@ def _located(
     study, place = trained.trained_file, trained.place
     try:
         name = parse(model, study.sizes)
-        known = str(replace(name, checkpoint=None)) in study.models
+        is_listed = str(replace(name, checkpoint=None)) in study.models
     except UserError:
-        known = False
-    if not known:
+        is_listed = False
+    if not is_listed:
         raise unknown("model", model, study.models, where=trained.source)
     if not name.phases:
         raise UserError(f"model {model!r}: an untrained model has no state; `mlmclm pretrain` exports it.")
@@ -137,13 +137,13 @@ def _located(
         raise UserError(
             f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {trained.source}` first."
         )
-    found = find_state(prepared, name, step)
+    state = find_state(prepared, name, step)
     if push_to_hub is not None:
         from mlmclm.models.hub import check_repository
 
-        for each in repositories_of(push_to_hub, decoder=found.causal):
-            check_repository(each)
-    return found, study_card(study, name)
+        for repository in repositories_of(push_to_hub, decoder=state.causal):
+            check_repository(repository)
+    return state, study_card(study, name)
 
 
 @dataclass(frozen=True)
@@ -201,31 +201,31 @@ def export_revisions(
             "the study file before the model is trained."
         )
     before = [found.state.at(step) for step in steps if step < found.state.step]
-    kept = [
-        Revision(each, states.weights_folder(found.prepared.place.store, each.key(found.prepared.fingerprint)))
-        for each in before
+    earlier = [
+        Revision(state, states.weights_folder(found.prepared.place.store, state.key(found.prepared.fingerprint)))
+        for state in before
     ]
-    revisions = [*kept, Revision(found.state, found.folder)]
-    there = [each for each in revisions if each.folder is not None]
-    missing = tuple(each.tag for each in revisions if each.folder is None)
-    tags = tuple(each.tag for each in there)
+    revisions = [*earlier, Revision(found.state, found.folder)]
+    available = [revision for revision in revisions if revision.folder is not None]
+    missing = tuple(revision.tag for revision in revisions if revision.folder is None)
+    tags = tuple(revision.tag for revision in available)
     writer = _Writer(found, repositories, {**about, "revisions": tags, "missing": missing})
     # All are compared before any is written, so that a folder with another model's revisions stays as it is.
-    lacking = [each for each in there if not writer.is_there(each)]
-    for each in lacking:
-        writer.write(each, cache)
-    return Exported(names, tags, tuple(each.tag for each in lacking), missing)
+    lacking = [revision for revision in available if not writer.is_there(revision)]
+    for revision in lacking:
+        writer.write(revision, cache)
+    return Exported(names, tags, tuple(revision.tag for revision in lacking), missing)
 
 
 class _Writer:
     """Writes a model's revisions into its repositories; if there are two, the decoder's is the first."""
 
-    def __init__(self, found: FoundState, repositories: Sequence[CachedRepository], about: Mapping[str, Any]) -> None:
-        self.found, self.repositories, self.about = found, repositories, about
+    def __init__(self, model: FoundState, repositories: Sequence[CachedRepository], about: Mapping[str, Any]) -> None:
+        self.model, self.repositories, self.about = model, repositories, about
 
     def is_there(self, revision: Revision) -> bool:
         """Return whether all repositories have a revision with this card; a `UserError` if one has other weights."""
-        whole = True
+        complete = True
         for repository, card in zip(self.repositories, self._cards(revision), strict=True):
             for tag in self._tags(revision):
                 folder = repository.snapshot(tag)
@@ -234,8 +234,8 @@ class _Writer:
                         f"{repository.folder}: its revision {tag!r} has the weights of another model or training. Give another --repository or "
                         "--to, or delete this folder."
                     )
-                whole &= folder is not None and (folder / "README.md").read_text(encoding="utf-8") == card
-        return whole
+                complete &= folder is not None and (folder / "README.md").read_text(encoding="utf-8") == card
+        return complete
 
     def write(self, revision: Revision, cache: Path) -> None:
         """Write a revision, completely or not at all; a `UserError` if its weights in the store are damaged."""
@@ -249,39 +249,39 @@ class _Writer:
         with swept_folder(cache, ".revision-") as temporary:
             folder = temporary / "model"
             *decoder_card, card = cards
-            self.found.write(
+            self.model.write(
                 folder, revision.state, weights, card=card, decoder_card=next(iter(decoder_card), None), key=key
             )
-            parts = [folder / "decoder", folder] if self.found.causal else [folder]
+            parts = [folder / "decoder", folder] if self.model.causal else [folder]
             for repository, part in zip(self.repositories, parts, strict=True):
                 commit = repository.commit(part, sorted(path for path in part.iterdir() if path.is_file()))
                 for tag in self._tags(revision):
                     repository.tag(tag, commit)
 
     def _key(self, revision: Revision) -> str:
-        return revision.state.key(self.found.prepared.fingerprint)
+        return revision.state.key(self.model.prepared.fingerprint)
 
     def _tags(self, revision: Revision) -> list[str]:
-        return [revision.tag, *([MAIN] if revision.state == self.found.state else [])]
+        return [revision.tag, *([MAIN] if revision.state == self.model.state else [])]
 
     def _cards(self, revision: Revision) -> list[str]:
         """Return the cards of a revision in each of the repositories."""
         tag = None if MAIN in self._tags(revision) else revision.tag
-        facts = {**self.found.facts(revision.state), **self.about, "revision": tag}
+        facts = {**self.model.facts(revision.state), **self.about, "revision": tag}
         card, decoder_card = model_cards(
-            facts, decoder=self.found.causal, repositories=[each.name for each in self.repositories]
+            facts, decoder=self.model.causal, repositories=[repository.name for repository in self.repositories]
         )
         return [card] if decoder_card is None else [decoder_card, card]
 
 
-def _push_revisions(made: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
+def _push_revisions(exported: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
     """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
     from mlmclm.models.hub import files_to_upload, push_revisions
 
     pushed = {}
-    for repository in made.repositories:
+    for repository in exported.repositories:
         cached = CachedRepository(cache, repository)
-        folders = {tag: folder for tag in made.tags if (folder := cached.snapshot(tag)) is not None}
+        folders = {tag: folder for tag in exported.tags if (folder := cached.snapshot(tag)) is not None}
         size = sum(sum(files_to_upload(folder).values()) for folder in folders.values())
         say(
             f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (created as private if it doesn't exist): "
@@ -311,10 +311,10 @@ def _push(
     decoder = folder / "decoder"
     parts = [decoder, folder] if decoder.is_dir() else [folder]
     pushed: list[dict[str, object]] = []
-    for each, part in zip(repositories_of(repository, decoder=len(parts) == 2), parts, strict=True):
+    for target, part in zip(repositories_of(repository, decoder=len(parts) == 2), parts, strict=True):
         files = files_to_upload(part)
         verb = "would upload" if dry_run else "uploading"
-        say(f"{verb} to {each} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
+        say(f"{verb} to {target} on the Hugging Face Hub (created as private if it doesn't exist), as one commit:")
         for path, size in files.items():
             say(f"  {path} ({size:,} bytes)")
         say(
@@ -322,8 +322,8 @@ def _push(
         )
         if collection is not None:
             say(f"  in your collection {collection!r} (created as private if it doesn't exist)")
-        address = None if dry_run else push(part, each, f"{name}, exported by mlmclm")
+        address = None if dry_run else push(part, target, f"{name}, exported by mlmclm")
         if collection is not None and not dry_run:
-            add_to_collection(each, collection)
-        pushed.append({"repository": each, "files": files, "commit": address})
+            add_to_collection(target, collection)
+        pushed.append({"repository": target, "files": files, "commit": address})
     return pushed

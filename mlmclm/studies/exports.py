@@ -83,35 +83,35 @@ def find_state(prepared: PreparedStudy, name: ModelName, step: int | None = None
     Raises:
         UserError: there is no intact state.
     """
-    every, wanted = list(_on_the_way(prepared, name)), step or name.steps
-    for found in every:
-        if found.state.step == wanted:
-            damage = states.damage(found.folder)
+    candidates, wanted = list(_on_the_way(prepared, name)), step or name.steps
+    for candidate in candidates:
+        if candidate.state.step == wanted:
+            damage = states.damage(candidate.folder)
             if damage is None:
-                return found
-            say(f"{found.folder} is not used: {damage}.")
-    steps = ", ".join(str(step) for step in sorted({found.state.step for found in every}))
-    there = f"there are steps {steps}; --step exports one of them" if steps else "train it with `mlmclm pretrain`"
-    raise UserError(f"{prepared.place.store}: no intact state of model {str(name)!r} at step {wanted}; {there}.")
+                return candidate
+            say(f"{candidate.folder} is not used: {damage}.")
+    steps = ", ".join(str(step) for step in sorted({candidate.state.step for candidate in candidates}))
+    hint = f"there are steps {steps}; --step exports one of them" if steps else "train it with `mlmclm pretrain`"
+    raise UserError(f"{prepared.place.store}: no intact state of model {str(name)!r} at step {wanted}; {hint}.")
 
 
 def _on_the_way(prepared: PreparedStudy, name: ModelName) -> Iterator[FoundState]:
     """Yield the states and checkpoints whose history is a prefix of the model's; saved states come first."""
     store, last = prepared.place.store, prepared.target(replace(name, checkpoint=None)).at(name.steps)
 
-    def found(step: int, folder: Path) -> FoundState:
-        at = replace(name, checkpoint=step) if step < name.phases[-1].until else name
-        return FoundState(prepared, at, last.at(step), folder)
+    def state_at(step: int, folder: Path) -> FoundState:
+        model = replace(name, checkpoint=step) if step < name.phases[-1].until else name
+        return FoundState(prepared, model, last.at(step), folder)
 
     for folder in sorted((store / "states").glob("[0-9a-f]*")):
         with suppress(UserError, KeyError):  # damaged, or the folder of an untrained model, which has no state.json
             step = int(read_json(folder / "step.json")["step"])
             if 0 < step <= last.step and folder.name == last.at(step).key(prepared.fingerprint):
-                yield found(step, folder)
+                yield state_at(step, folder)
     for state in (state for stage in prepared.plan.stages for state in stage.states):
         for step, folder in states.checkpoints(store / "runs" / state.key(prepared.fingerprint)):
             if 0 < step <= last.step and state.at(step) == last.at(step):
-                yield found(step, folder)
+                yield state_at(step, folder)
 
 
 def write_state(
@@ -167,14 +167,14 @@ def export_models(prepared: PreparedStudy) -> list[SweepModel]:
 def _exported_once(prepared: PreparedStudy, name: ModelName) -> SweepModel:
     stored = _stored(prepared, name)
 
-    def there() -> bool:
+    def intact() -> bool:
         return stored.damage() is None
 
     # Studies share states, so another process may be exporting the same model.
-    with stored.leased(there, title=f"{name}'s folder"):
-        if not there():
+    with stored.leased(intact, title=f"{name}'s folder"):
+        if not intact():
             stored.set_aside()
-        if not there():  # the store's address may have an intact one
+        if not intact():  # the store's address may have an intact one
             _export(prepared, name, stored.folder)
             stored.send()
     _link(prepared, name)
@@ -192,22 +192,22 @@ def link_files(source: Path, target: Path) -> None:
     """
     # A folder without config.json is no model yet.
     for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
-        own = target / file.relative_to(source)
-        if file.is_dir() or (own.is_file() and _up_to_date(own, file)):
+        link = target / file.relative_to(source)
+        if file.is_dir() or (link.is_file() and _up_to_date(link, file)):
             continue
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.unlink(missing_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
         try:
-            os.link(file, own)
+            os.link(file, link)
         except OSError:  # studies/ is on another file system
-            shutil.copy2(file, own)
+            shutil.copy2(file, link)
 
 
-def _up_to_date(own: Path, file: Path) -> bool:
-    if own.samefile(file):
+def _up_to_date(link: Path, file: Path) -> bool:
+    if link.samefile(file):
         return True
-    ours, theirs = own.stat(), file.stat()
-    if own.name == "README.md":
+    ours, theirs = link.stat(), file.stat()
+    if link.name == "README.md":
         return ours.st_mtime_ns >= theirs.st_mtime_ns
     return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)  # a copy
 
@@ -230,15 +230,15 @@ def _exported(prepared: PreparedStudy, name: ModelName) -> SweepModel:
 def _remembered(folder: Path) -> tuple[str, ...]:
     """Return the hashes of a model folder in the store; they are computed once and kept in a file beside the folder."""
     path = folder.with_name(f"{folder.name}.weights.json")
-    known = read_remembered(path)
-    if not known and path.is_file():
+    hashes = read_remembered(path)
+    if not hashes and path.is_file():
         say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
-    if not known or EARLIER not in read_json(path):
+    if not hashes or EARLIER not in read_json(path):
         # What an earlier version noted was verified then, and stays if the folder has changed since.
-        found = weights_hashes(folder, read=not known)
-        known = found if not known or known[0] in found else known
-        write_sealed(path, {"weights": known[0], EARLIER: known[1:]})
-    return known
+        computed = weights_hashes(folder, read=not hashes)
+        hashes = computed if not hashes or hashes[0] in computed else hashes
+        write_sealed(path, {"weights": hashes[0], EARLIER: hashes[1:]})
+    return hashes
 
 
 def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
@@ -253,14 +253,14 @@ def restore_exports(prepared: PreparedStudy, names: Collection[str]) -> None:
         if str(name) not in names:
             continue
         try:
-            found = weights_hashes(folder)
+            hashes = weights_hashes(folder)
         except UserError as error:
             say(f"{error} It is kept as {set_aside(folder).name} and exported again.")
             if not stored.is_here():
                 _export(prepared, name, folder)
             _link(prepared, name)
-            found = weights_hashes(folder)
-        if not set(found) & set(_remembered(folder)):
+            hashes = weights_hashes(folder)
+        if not set(hashes) & set(_remembered(folder)):
             raise UserError(
                 f"{folder}: it was damaged, and this version's export has other hashes, so it counts as another model. Put back a copy; or "
                 f"delete {folder} and {folder.name}.weights.json beside it: the model's cells are then computed again."

@@ -89,8 +89,8 @@ def settings_for(
         raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
     file = expand_studies(parse(SweepFile, values, where="options"), place.store)
-    found = for_each(file.models.values(), lambda name: find_model(name, place.store, data_root=place.data_root))
-    grid = grid_for(task.name, task.tables["train"], [model.folder for model in found], seeds)
+    resolved = for_each(file.models.values(), lambda name: find_model(name, place.store, data_root=place.data_root))
+    grid = grid_for(task.name, task.tables["train"], [model.folder for model in resolved], seeds)
     file = file.model_copy(update={"space": grid})
     with TemporaryDirectory() as declared:
         write_atomic(Path(declared) / f"{task.name}.yaml", task.declaration)
@@ -103,13 +103,13 @@ def write_study(folder: Path, task: FileTask, settings: str, *, resume: bool = F
     With `resume`, files that have just this content stay, and the error names one that has other content.
     """
     if resume and (folder / STUDY).exists():
-        with TemporaryDirectory() as again:
-            write_study(Path(again), task, settings)
-            for path in sorted(each for each in Path(again).rglob("*") if each.is_file()):
-                there = folder / path.relative_to(again)
-                if not there.is_file() or not filecmp.cmp(path, there, shallow=False):
+        with TemporaryDirectory() as scratch:
+            write_study(Path(scratch), task, settings)
+            for path in sorted(file for file in Path(scratch).rglob("*") if file.is_file()):
+                existing = folder / path.relative_to(scratch)
+                if not existing.is_file() or not filecmp.cmp(path, existing, shallow=False):
                     raise UserError(
-                        f"{there}: it is not what this command writes. Run `{run_command(folder)}`, or delete {folder}."
+                        f"{existing}: it is not what this command writes. Run `{run_command(folder)}`, or delete {folder}."
                     )
         return
     _check_absent([folder / STUDY, folder / "tasks" / f"{task.name}.yaml", folder / "data" / task.name])
@@ -185,7 +185,7 @@ def length_for(train: pa.Table, models: Sequence[Path]) -> int:
     wanted = [name for name in train.column_names if name not in ("id", "label", "tags", "answers", "negative")]
     rows = train.select(wanted).slice(0, LOOKED_AT).to_pylist()
     texts = [
-        " ".join(" ".join(each) if isinstance(each, list) else each or "" for each in row.values()) for row in rows
+        " ".join(" ".join(value) if isinstance(value, list) else value or "" for value in row.values()) for row in rows
     ]
     contexts = [context for folder in models if (context := context_of(folder)) is not None]
     needed = 16

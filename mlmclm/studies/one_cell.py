@@ -176,22 +176,22 @@ def one_cell(
     except ValueError as error:
         raise UserError(f"--seed {seed}: {error}.") from error
     declared = get_task(task, place.task_dirs)
-    found = find_model(model, place.store, data_root=place.data_root)
+    sweep_model = find_model(model, place.store, data_root=place.data_root)
     if protocol is not None and space is not None:
         raise UserError("--protocol and --space: give one of them.")
     chosen = find_protocol(protocol or DEFAULT_PROTOCOL) if space is None else find_space(space)
-    own = _settings(chosen, task, found.folder, settings or {})
+    resolved = _settings(chosen, task, sweep_model.folder, settings or {})
     results_store = ResultsStore(place.store)
-    source = _start(start_from, chosen.start_from.get(task), found, results_store, place.task_dirs)
-    task_data, recut = _data(declared, found.folder, own, place, write=prepare)
+    source = _start(start_from, chosen.start_from.get(task), sweep_model, results_store, place.task_dirs)
+    task_data, recut = _data(declared, sweep_model.folder, resolved, place, write=prepare)
     cell = Cell(
-        model=found.name,
-        model_folder=found.folder,
-        weights=found.weights,
-        earlier=found.earlier,
+        model=sweep_model.name,
+        model_folder=sweep_model.folder,
+        weights=sweep_model.weights,
+        earlier=sweep_model.earlier,
         task=task,
         task_data=task_data,
-        protocol=own,
+        protocol=resolved,
         learning_rate=learning_rate,
         seed=seeds,  # as a sweep writes it, so that the cell has the same key
         declaration=declared.measured_by(chosen.metrics),
@@ -202,10 +202,10 @@ def one_cell(
     return OneCell(cell, place, source)
 
 
-def _settings(found: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:
+def _settings(protocols: TaskProtocols, task: str, folder: Path, changes: Mapping[str, Any]) -> Protocol:
     """Return the cell's protocol with the options applied, and with lengths resolved for the model's context."""
-    chosen = found.protocol_for(task)
-    for axis, values in found.axes_of(task).items():
+    chosen = protocols.protocol_for(task)
+    for axis, values in protocols.axes_of(task).items():
         if axis not in changes:
             some = ", ".join(map(str, values))
             raise UserError(f"task {task} has several values of {axis} ({some}): choose one with --set {axis}=VALUE.")
@@ -242,13 +242,13 @@ def _start(
     result = results_store.find(key)
     if result is None:
         raise UserError(f"--start-from {key}: {results_store.folder} has no result of that key.")
-    for wrong, what in (
+    for wrong, reason in (
         (result["weights"] not in model.hashes, "is of another model"),
         (result["status"] != "ok", "diverged"),
         ("start" in result, "itself starts from another cell"),
     ):
         if wrong:
-            raise UserError(f"--start-from {key}: that cell {what}.")
+            raise UserError(f"--start-from {key}: that cell {reason}.")
     return recorded_cell(result, model, task_dirs, where=f"--start-from {key}")
 
 
@@ -260,20 +260,20 @@ def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: 
     check_length(folder, settings.max_length)
     with bars() as progress:
         data = load_task(task, store=place.store, data_root=place.data_root, progress=progress)
-    there = find_tokens(task, data.fingerprint, folder, settings, place.store)
-    if there is not None:
-        check_vocabulary(there, folder)  # another model of this tokenizer may have prepared it
-    if there is not None and (settings.pooling != "bos" or there.starts):
-        rehearse(task, there)
-        return data.fingerprint, there.recut
+    prepared = find_tokens(task, data.fingerprint, folder, settings, place.store)
+    if prepared is not None:
+        check_vocabulary(prepared, folder)  # another model of this tokenizer may have prepared it
+    if prepared is not None and (settings.pooling != "bos" or prepared.starts):
+        rehearse(task, prepared)
+        return data.fingerprint, prepared.recut
     if write:
         return data.fingerprint, prepare_data(data, folder, settings, place.store).recut
     if not needs_rehearsal(task) and (task.pair_template is None or not settings.cuts_longest):
         check_tokens(data, folder, settings)
         return data.fingerprint, False
     # Whether truncation changes any pair is known only after tokenising; these tokens are thrown away.
-    with tempfile.TemporaryDirectory() as nowhere:
-        return data.fingerprint, prepare_data(data, folder, settings, Path(nowhere)).recut
+    with tempfile.TemporaryDirectory() as scratch:
+        return data.fingerprint, prepare_data(data, folder, settings, Path(scratch)).recut
 
 
 def make_ready(cell: Cell) -> None:

@@ -63,28 +63,28 @@ class PowerPlan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values; differences and noise are in points."""
         plain: dict[str, Any] = {
-            "noise": {task: {**_in_points(own), "source": own.source} for task, own in self.known.items()},
+            "noise": {task: {**_in_points(known), "source": known.source} for task, known in self.known.items()},
             "noise_unknown": list(self.unknown),
         }
         if self.planned is None:
             return plain
         from mlmclm.analysis.power import POWER
 
-        own = self.planned
+        planned = self.planned
         return plain | {
             "power": POWER,
             "seeds": dict.fromkeys(self.tasks, self.seeds),
-            "pretraining_runs": own.runs,
-            "smallest_differences": {name: _number(100 * value) for name, value in own.smallest.items()},
+            "pretraining_runs": planned.runs,
+            "smallest_differences": {name: _number(100 * value) for name, value in planned.smallest.items()},
             "differences": dict.fromkeys(self.known, DIFFERENCE),
-            "seeds_needed": dict(own.needed),
-            **({"pretraining_runs_needed": dict(own.runs_needed)} if own.runs_needed else {}),
+            "seeds_needed": dict(planned.needed),
+            **({"pretraining_runs_needed": dict(planned.runs_needed)} if planned.runs_needed else {}),
         }
 
     def lines(self) -> Iterator[str]:
         """Yield the plan in words."""
-        for source in dict.fromkeys(own.source for own in self.known.values()):
-            tasks = [_noise_text(task, own) for task, own in self.known.items() if own.source == source]
+        for source in dict.fromkeys(known.source for known in self.known.values()):
+            tasks = [_noise_text(task, known) for task, known in self.known.items() if known.source == source]
             yield f"noise, {source}: {'; '.join(tasks)}"
         if self.unknown_runs:
             yield (
@@ -99,32 +99,32 @@ class PowerPlan:
                 "state it under `noise` in the search space"
             )
 
-    def _power_lines(self, own: PlannedPower) -> Iterator[str]:
+    def _power_lines(self, planned: PlannedPower) -> Iterator[str]:
         from mlmclm.analysis.comparison import ALL_TASKS
         from mlmclm.analysis.power import MOST, POWER
 
         power, points = f"{100 * POWER:g} % power", f"{DIFFERENCE:g} points"
-        seen = {name: value for name, value in own.smallest.items() if not math.isnan(value)}
+        seen = {name: value for name, value in planned.smallest.items() if not math.isnan(value)}
         if not seen:
             yield "with one seed you will see no difference: one seed shows no noise"
         else:
             values = {task: f"{100 * seen[task]:.1f}" for task in self.tasks if task in seen}
             if ALL_TASKS in seen and len(self.tasks) > 1:
                 values["the mean over tasks"] = f"{100 * seen[ALL_TASKS]:.1f}"
-            runs = f" and {own.runs} pretraining runs of each model" if own.runs > 1 else ""
+            runs = f" and {planned.runs} pretraining runs of each model" if planned.runs > 1 else ""
             see = "its results can show" if self.found else "you will see"
             yield f"with {self.seeds} seeds{runs} {see} {_on(values, 'points')} ({power}, Holm's method over {self.models} models)"
-        if enough := {task: str(number) for task, number in own.needed.items() if number is not None}:
+        if enough := {task: str(number) for task, number in planned.needed.items() if number is not None}:
             yield f"{points} at {power} takes {_on(enough, 'seeds')}"
-        more = {task: own.runs_needed.get(task) for task, number in own.needed.items() if number is None}
+        more = {task: planned.runs_needed.get(task) for task, number in planned.needed.items() if number is None}
         if runs_needed := {task: str(number) for task, number in more.items() if number is not None}:
             yield f"{points} at {power} takes {_on(runs_needed, 'pretraining runs of each model')}, with these seeds; more seeds alone are not enough"
         none = [task for task, number in more.items() if number is None]
-        if far := [task for task in none if own.floors[task] <= DIFFERENCE / 100]:
-            what = "seeds" if own.runs == 1 else "pretraining runs of each model"
+        if far := [task for task in none if planned.floors[task] <= DIFFERENCE / 100]:
+            what = "seeds" if planned.runs == 1 else "pretraining runs of each model"
             yield f"{points} takes over {MOST:,} {what} on {text.listing(far, most=len(far))} ({power})"
         if small := [task for task in none if task not in far]:
-            shown = _on({task: f"{100 * own.floors[task]:.1f}" for task in small}, "points")
+            shown = _on({task: f"{100 * planned.floors[task]:.1f}" for task in small}, "points")
             yield f"{points} takes larger test sets: with any number of seeds, these show at best {shown} ({power})"
 
 
@@ -140,7 +140,7 @@ def power_plan(sweep: StudySweep, cells: Sequence[Cell], *, complete: bool) -> P
     space, models, declared = sweep.space, sweep.compared, sweep.declared()
     if len(models) < 2:
         return None
-    spaces = {each.model.name: each.space for each in sweep.models}
+    spaces = {swept.model.name: swept.space for swept in sweep.models}
     protocols = [
         point.identity()
         for name in models
@@ -152,30 +152,30 @@ def power_plan(sweep: StudySweep, cells: Sequence[Cell], *, complete: bool) -> P
     runs = {*models, *(run for run, first in replicate_of.items() if first in models)}
     results_store, analysis = ResultsStore(store), analysed(sweep, cells) if complete else None
     if analysis is not None:
-        shown = noise_of(analysis, runs)
+        measured = noise_of(analysis, runs)
     else:
         listed = (cell for cell in cells if cell.model in runs and cell.learning_rate in space.learning_rates)
-        shown = shown_noise(results_store.results(listed), space, results_store, replicate_of)
-    known = {task: KnownNoise(own, f"{_runs(own)} of this {sweep.file.kind}") for task, own in shown.items()}
+        measured = shown_noise(results_store.results(listed), space, results_store, replicate_of)
+    known = {task: KnownNoise(noise, f"{_runs(noise)} of this {sweep.file.kind}") for task, noise in measured.items()}
     known |= stated_noise(space)
     number = min(Counter(replicate_of.get(run, run) for run in runs).values())
-    of_runs = {task for task, own in known.items() if number == 1 or own.noise.pretraining is not None}
-    if lacking := [task for task in space.tasks if task not in of_runs]:
+    with_runs = {task for task, entry in known.items() if number == 1 or entry.noise.pretraining is not None}
+    if lacking := [task for task in space.tasks if task not in with_runs]:
         without = None if sweep.file.baseline in models else sweep.file.baseline
-        for task, own in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
-            known[task] = known[task].with_pretraining_of(own) if task in known else own
+        for task, earlier in earlier_noise(lacking, space, metrics, protocols, store, without=without).items():
+            known[task] = known[task].with_pretraining_of(earlier) if task in known else earlier
     known = {task: known[task] for task in space.tasks if task in known}
-    found = {} if analysis is None else {name: own for name, own in analysis.smallest.items() if not math.isnan(own)}
-    noise, seeds = {task: own.noise for task, own in known.items()}, len(space.seeds)
-    unknown_runs = [task for task, own in noise.items() if own.pretraining is None] if number > 1 else []
+    smallest = {} if analysis is None else {name: gap for name, gap in analysis.smallest.items() if not math.isnan(gap)}
+    noise, seeds = {task: entry.noise for task, entry in known.items()}, len(space.seeds)
+    unknown_runs = [task for task, task_noise in noise.items() if task_noise.pretraining is None] if number > 1 else []
     planned = None
     if noise:
         several = 1 if unknown_runs else number
         families = {name: task.family for name, task in declared.items()}
         rates = len(space.learning_rates)
         planned = planned_power(noise, families, models, seeds, rates, DIFFERENCE / 100, runs=several)
-        if found:
-            planned = replace(planned, smallest=found)
+        if smallest:
+            planned = replace(planned, smallest=smallest)
     return PowerPlan(
         planned=planned,
         known=known,
@@ -183,23 +183,23 @@ def power_plan(sweep: StudySweep, cells: Sequence[Cell], *, complete: bool) -> P
         models=len(models),
         seeds=seeds,
         unknown_runs=unknown_runs,
-        found=bool(found),
+        found=bool(smallest),
     )
 
 
-def _in_points(own: KnownNoise) -> dict[str, Any]:
-    noise = own.noise
+def _in_points(known: KnownNoise) -> dict[str, Any]:
+    noise = known.noise
     points = {"seeds": 100 * noise.seeds, "test_set": 100 * noise.test_set}
     points |= {} if noise.pretraining is None else {"pretraining": 100 * noise.pretraining}
     return asdict(noise) | points
 
 
-def _noise_text(task: str, own: KnownNoise) -> str:
-    parts = [f"{task} {100 * own.noise.seeds:.1f} points a seed"]
-    if own.noise.pretraining is not None:
-        parts.append(f"{100 * own.noise.pretraining:.1f} a pretraining run")
-    if own.noise.test_set:
-        parts.append(f"{100 * own.noise.test_set:.1f} by the test set")
+def _noise_text(task: str, known: KnownNoise) -> str:
+    parts = [f"{task} {100 * known.noise.seeds:.1f} points a seed"]
+    if known.noise.pretraining is not None:
+        parts.append(f"{100 * known.noise.pretraining:.1f} a pretraining run")
+    if known.noise.test_set:
+        parts.append(f"{100 * known.noise.test_set:.1f} by the test set")
     return text.listing(parts)
 
 
@@ -209,7 +209,7 @@ def _number(value: float) -> float | None:
 
 def _on(values: Mapping[str, str], unit: str) -> str:
     """Say values by task, with their unit once: 2.2 points on rte and 0.8 on mnli."""
-    parts = [f"{value}{'' if place else f' {unit}'} on {task}" for place, (task, value) in enumerate(values.items())]
+    parts = [f"{value}{'' if index else f' {unit}'} on {task}" for index, (task, value) in enumerate(values.items())]
     return text.listing(parts, most=len(parts))
 
 
@@ -235,13 +235,13 @@ def stated_noise(space: Space) -> dict[str, KnownNoise]:
     return {
         task: KnownNoise(
             TaskNoise(
-                own.seeds / 100,
-                own.test_set / 100,
-                pretraining=None if own.pretraining is None else own.pretraining / 100,
+                stated.seeds / 100,
+                stated.test_set / 100,
+                pretraining=None if stated.pretraining is None else stated.pretraining / 100,
             ),
             "stated in the search space",
         )
-        for task, own in space.noise.items()
+        for task, stated in space.noise.items()
     }
 
 
@@ -291,34 +291,34 @@ def earlier_noise(
     """
     results_store, wanted, rates = (
         ResultsStore(store),
-        {_settings(each) for each in protocols},
+        {_settings(protocol) for protocol in protocols},
         set(space.learning_rates),
     )
-    there: dict[str, list[str]] = {}  # the studies of each cell
+    studies_of: dict[str, list[str]] = {}  # the studies of each cell
     cells: dict[str, str] = {}
     plans: dict[str, tuple[str, ModelName]] = {}  # the first study of each cell and its model's plan
     for name in sorted(path.parent.name for path in store.glob(f"studies/*/{FILE}")):
         for cell in _cells(name, store):
             if cell.task in tasks and cell.learning_rate in rates and cell.model != without:
                 cells[cell.key] = cell.task
-                there.setdefault(cell.key, []).append(name)
+                studies_of.setdefault(cell.key, []).append(name)
                 with suppress(UserError):  # not a name that says how the model was pretrained
                     plans.setdefault(cell.key, (name, parse(cell.model)))
-    found = {
+    results = {
         key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
         for key, result in results_store.find_all(cells).items()
         if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
     # Runs of one study that differ in their weights alone are replicates if their names say so.
     alike: dict[tuple[str, ...], dict[str, ModelName]] = {}
-    for key, result in found.items():
+    for key, result in results.items():
         if key in plans:
             study, plan = plans[key]
             alike.setdefault((study, _model({**result, "weights": "", "start": ""})), {})[result["model"]] = plan
-    replicate_of = {run: first for own in alike.values() for run, first in replicates_among(own).items()}
+    replicate_of = {run: first for runs in alike.values() for run, first in replicates_among(runs).items()}
     known = {}
-    for task, noise in shown_noise(list(found.values()), space, results_store, replicate_of).items():
-        names = sorted({name for key in found if cells[key] == task for name in there[key]})
+    for task, noise in shown_noise(list(results.values()), space, results_store, replicate_of).items():
+        names = sorted({name for key in results if cells[key] == task for name in studies_of[key]})
         known[task] = KnownNoise(noise, f"{_runs(noise)} in {', '.join(names)}")
     return known
 

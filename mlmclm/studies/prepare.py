@@ -113,8 +113,8 @@ def _corpus(
     study: StudyFile, place: Place, tokenizer: TokenizerConfig, progress: Progress, session: Session | None
 ) -> AnyCorpus:
     def elsewhere(corpus: CorpusConfig) -> Elsewhere | None:
-        own = session is None and corpus.workers == "ray"
-        return on_cluster(partial(ray_session, place.store) if own else session)
+        local = session is None and corpus.workers == "ray"
+        return on_cluster(partial(ray_session, place.store) if local else session)
 
     where = _where(study, place) | {"progress": progress}
     if study.corpus is not None:
@@ -141,10 +141,10 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
             source = corpus.sources[name]
             for part, blocks in (("training", source.train), ("validation", source.validation)):
                 key = f"corpora.{name}" if name else "corpus"
-                found = rows_of_length(blocks, length, study.recipe.rows, corpus.tokenizer)
-                if not len(found) and isinstance(found, Chunks):
+                rows = rows_of_length(blocks, length, study.recipe.rows, corpus.tokenizer)
+                if not len(rows) and isinstance(rows, Chunks):
                     raise UserError(f"{study.at(key)}: no document of its {part} part has a token; use other text.")
-                if not len(found):
+                if not len(rows):
                     most = max(shard.blocks for shard in blocks.shards) * blocks.block_length
                     raise UserError(
                         f"{study.at('recipe.phases')}: phase {phase!r}: block_length {length:,} is longer than each shard of the "
@@ -217,12 +217,12 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
     if tokenizer is None or tokenizer.path is None:
         return tokenizer
     places = places_of(tokenizer.path, study.folder)
-    found = first_there(places)
-    if found is None:
+    path = first_there(places)
+    if path is None:
         raise UserError(
             f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
         )
-    return tokenizer.model_copy(update={"path": str(found)})
+    return tokenizer.model_copy(update={"path": str(path)})
 
 
 def _find(study: StudyFile, place: Place) -> tuple[Beginning | None, AnyCorpus | None]:

@@ -56,7 +56,7 @@ def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
     def held(stage: Stage) -> str | None:
         # Another study on this store may be training the same states.
         names = stage_leases(stage, store, prepared.fingerprint)
-        return next((other for other in map(leases.holder, names) if other is not None), None)
+        return next((holder for holder in map(leases.holder, names) if holder is not None), None)
 
     def at_once(running: int) -> int:
         return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
@@ -106,6 +106,6 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
 
 def utilisation(record: Mapping[str, Any]) -> str:
     """Return in words which share of the GPUs' peak a step of `metrics.jsonl` reached."""
-    found = f"{record['utilisation']:.0%} of the measured peak"
+    text = f"{record['utilisation']:.0%} of the measured peak"
     share = record.get("published_utilisation")
-    return found + (", no published one is known" if share is None else f", {share:.0%} of the published one")
+    return text + (", no published one is known" if share is None else f", {share:.0%} of the published one")

@@ -32,14 +32,14 @@ class PricedPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan and its costs as plain values."""
-        made, pricing = self.plan, self.pricing
-        cost, alone = pricing.plan(made), pricing.states(made.alone)
+        plan, pricing = self.plan, self.pricing
+        cost, alone = pricing.plan(plan), pricing.states(plan.alone)
         return {
-            "models": [str(name) for name in made.models],
-            "stages": [self._stage(stage) for stage in made.tree()],
-            "steps": made.steps,
-            "steps_without_sharing": made.steps_alone,
-            "steps_shared": made.steps_shared,
+            "models": [str(name) for name in plan.models],
+            "stages": [self._stage(stage) for stage in plan.tree()],
+            "steps": plan.steps,
+            "steps_without_sharing": plan.steps_alone,
+            "steps_shared": plan.steps_shared,
             "tokens": cost.tokens,
             "tokens_without_sharing": alone.tokens,
             "flops": cost.flops,
@@ -53,17 +53,17 @@ class PricedPlan:
         }
 
     def _stage(self, stage: Stage) -> dict[str, Any]:
-        made, cost = self.plan, self.pricing.stage(stage)
+        plan, cost = self.plan, self.pricing.stage(stage)
         return {
             "objective": str(stage.objective),
             "size": stage.end.size,
             "from": stage.start.step,
             "starts_from": str(stage.start),
-            "depth": made.depth(stage),
+            "depth": plan.depth(stage),
             "to": stage.end.step,
             "deposits": [state.step for state in stage.states],
             "stretches": [
-                {"from": part.start, "to": part.stop, "models": list(part.models)} for part in made.stretches(stage)
+                {"from": part.start, "to": part.stop, "models": list(part.models)} for part in plan.stretches(stage)
             ],
             "tokens": cost.tokens,
             "flops": cost.flops,
@@ -73,15 +73,15 @@ class PricedPlan:
 
     def sizes(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each size of the plan's models, in order."""
-        made, pricing, found = self.plan, self.pricing, dict[str, dict[str, Any]]()
-        for size in dict.fromkeys(name.size for name in made.models):
+        plan, pricing, sizes = self.plan, self.pricing, dict[str, dict[str, Any]]()
+        for size in dict.fromkeys(name.size for name in plan.models):
             shape, rows = pricing.sizes[size], pricing.rows(size)
             whose = "its own" if shape.vocabulary is not None else "as given"
             if shape.vocabulary is None and pricing.vocabulary is None:
                 whose = f"as published: {TITLES[shape.architecture]}"
             facts = {"architecture": shape.architecture, "vocabulary": rows, "vocabulary_of": whose}
-            found[size] = {**facts, "parameters": parameters(shape, rows)}
-        return found
+            sizes[size] = {**facts, "parameters": parameters(shape, rows)}
+        return sizes
 
 
 def price_plan(
@@ -120,13 +120,13 @@ def price_plan(
         models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
     else:
         raise UserError("plan: name at least one model, or give --suite or --study.")
-    made = make_plan(models, recipe)
+    plan = make_plan(models, recipe)
     if vocabulary is None and file is not None and file.tokenizer is not None:
         vocabulary = file.tokenizer.train_vocab_size
     shapes = _shapes(file, {name.size for name in models}) if file is not None else {}
     device = device or (HERE if file is not None and suite is None else DEFAULT_DEVICE)
-    here = _this_machine(recipe) if device == HERE else None
-    return PricedPlan(made, Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, here), chosen)
+    machine = _this_machine(recipe) if device == HERE else None
+    return PricedPlan(plan, Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, machine), chosen)
 
 
 def _this_machine(recipe: Recipe) -> Device:
@@ -139,12 +139,12 @@ def _this_machine(recipe: Recipe) -> Device:
 
 def _shapes(file: StudyFile, sizes: set[str]) -> dict[str, Size]:
     """Return the shapes of the models to continue from, read from their configurations alone."""
-    given = {size: source for size, source in file.initial.items() if size in sizes}
-    if not given:
+    sources = {size: source for size, source in file.initial.items() if size in sizes}
+    if not sources:
         return {}
     from mlmclm.pretraining.initial import source_sizes
 
-    return source_sizes(given, beside=file.folder)
+    return source_sizes(sources, beside=file.folder)
 
 
 _LANE_PIXELS = 26

@@ -102,17 +102,17 @@ def recompute(count: int, seed: int, place: Place, study: str | None, keys: Coll
         study: the file of a sweep whose models may be outside the store; or a name, or None.
         keys: the cells to choose from; None for all of the store's.
     """
-    results_store, found, computed = ResultsStore(place.store), list[Recomputed](), 0
-    there = results_store.keys()
-    left = sorted(there if keys is None else there & set(keys))
+    results_store, outcomes, computed = ResultsStore(place.store), list[Recomputed](), 0
+    stored_keys = results_store.keys()
+    left = sorted(stored_keys if keys is None else stored_keys & set(keys))
     random.Random(seed).shuffle(left)
     filed = FiledResults(results_store.find, results_store, _models(place, study))
     with Bar("computing cells again", min(count, len(left)), unit="cells") as bar:
         while left and computed < count:
-            found.append(recomputed(left.pop(0), filed, place))
-            computed += found[-1].status != "not computed"
-            bar.update(computed, note=found[-1].name)
-    return found
+            outcomes.append(recomputed(left.pop(0), filed, place))
+            computed += outcomes[-1].status != "not computed"
+            bar.update(computed, note=outcomes[-1].name)
+    return outcomes
 
 
 def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
@@ -131,11 +131,11 @@ def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
 
 def models_in(store: Path) -> dict[str, SweepModel]:
     """Return the exported models of a store by the hash of their weights."""
-    found = {}
+    models = {}
     for folder in sorted(store.glob("states/*/model")):
         for weights in read_remembered(folder.with_name("model.weights.json")):
-            found[weights] = SweepModel(folder.parent.name, folder, weights)
-    return found
+            models[weights] = SweepModel(folder.parent.name, folder, weights)
+    return models
 
 
 def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
@@ -153,28 +153,28 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
                 kept.ensure(partial(keep_encoder, source, store=folder, data_root=place.data_root))
             contents = list[bytes]()
             make_ready(cell)
-            again = run_cell(
+            rerun = run_cell(
                 cell, store=folder, data_root=place.data_root, on_examples=lambda _, content: contents.append(content)
             )
-            again = json.loads(canonical_json(again))  # as it would be filed
+            rerun = json.loads(canonical_json(rerun))  # as it would be filed
             examples = examples_again = None
             if contents and (examples := filed.examples(result)) is not None:
                 (folder / "again.parquet").write_bytes(contents[0])
-                examples_again = from_parquet(folder / "again.parquet", again)
+                examples_again = from_parquet(folder / "again.parquet", rerun)
     except MlmclmError as error:
         return Recomputed(key, name, "not computed", str(error))
     # The same cell of other weights has another key, which is no difference of its own.
-    wrong = compare(result, {**again, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
-    apart = one_sided(result, again, examples, examples_again)
-    if not wrong:
-        return Recomputed(key, name, "equal", apart)
-    wrong = "; ".join(filter(None, (wrong, apart)))
-    elsewhere = other_machine(result["cost"] or {}, again["cost"])
+    difference = compare(result, {**rerun, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
+    unmatched = one_sided(result, rerun, examples, examples_again)
+    if not difference:
+        return Recomputed(key, name, "equal", unmatched)
+    difference = "; ".join(filter(None, (difference, unmatched)))
+    elsewhere = other_machine(result["cost"] or {}, rerun["cost"])
     if cell.weights != result["weights"]:
         elsewhere = "; ".join(filter(None, (f"{cell.model} has other weights here", elsewhere)))
     if elsewhere:
-        return Recomputed(key, name, "differs elsewhere", f"{wrong}; {elsewhere}")
-    return Recomputed(key, name, "differs", wrong)
+        return Recomputed(key, name, "differs elsewhere", f"{difference}; {elsewhere}")
+    return Recomputed(key, name, "differs", difference)
 
 
 @contextmanager
@@ -206,18 +206,18 @@ def compare(
     """
     if filed["status"] != again["status"]:
         return f"it was {filed['status']} and is {again['status']} now"
-    scores, others = _scores(filed), _scores(again)
-    if scores and not scores.keys() & others:
+    scores, new_scores = _scores(filed), _scores(again)
+    if scores and not scores.keys() & new_scores:
         return "they have no score in common"
-    wrong = [abs(scores[each] - others[each]) for each in scores.keys() & others if scores[each] != others[each]]
-    if wrong:
-        return f"scores differ by up to {max(wrong):.3g}"
+    gaps = [abs(scores[key] - new_scores[key]) for key in scores.keys() & new_scores if scores[key] != new_scores[key]]
+    if gaps:
+        return f"scores differ by up to {max(gaps):.3g}"
     names = [name for name in filed if name in _entries(again) and filed[name] != again[name]]
     if names:
         return f"{', '.join(names)} differ"
-    columns, other = _columns(examples), _columns(examples_again)
-    apart = [name for name in columns if name in other and not _same(columns[name], other[name])]
-    return f"the test examples' {', '.join(apart)} differ" if apart else ""
+    columns, new_columns = _columns(examples), _columns(examples_again)
+    differing = [name for name in columns if name in new_columns and not _same(columns[name], new_columns[name])]
+    return f"the test examples' {', '.join(differing)} differ" if differing else ""
 
 
 def one_sided(
@@ -230,7 +230,7 @@ def one_sided(
 
     A version of the package may add one, which changes no key.
     """
-    sides = [_entries(each) | {f"{split} {metric}" for split, metric in _scores(each)} for each in (filed, again)]
+    sides = [_entries(result) | {f"{split} {metric}" for split, metric in _scores(result)} for result in (filed, again)]
     if examples is not None and examples_again is not None:
         before = _columns(examples)
         # A bundle has all numbers of its examples, but not all lists.
@@ -243,7 +243,7 @@ def one_sided(
 
 def _scores(result: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     scores = (result["scores"] or {}).items()
-    return {(split, metric): value for split, own in scores for metric, value in own.items()}
+    return {(split, metric): value for split, metrics in scores for metric, value in metrics.items()}
 
 
 def _entries(result: Mapping[str, Any]) -> set[str]:
@@ -260,8 +260,8 @@ def other_machine(filed: Mapping[str, Any], again: Mapping[str, Any]) -> str:
     for name in SAME_MACHINE:
         before, now = filed.get(name), again.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            changed = [each for each in sorted({*before, *now}) if before.get(each) != now.get(each)]
-            before, now = (", ".join(f"{each} {side.get(each, '-')}" for each in changed) for side in (before, now))
+            changed = [part for part in sorted({*before, *now}) if before.get(part) != now.get(part)]
+            before, now = (", ".join(f"{part} {side.get(part, '-')}" for part in changed) for side in (before, now))
         if before != now:
             words.append(f"{name} {now} (it was computed with {before})")
     return "; ".join(words)
@@ -307,7 +307,7 @@ class BundleCheck:
 
         A cell that differs elsewhere, or could not be computed, counts as wrong: it confirms nothing.
         """
-        total, statuses = len(self.record.rows), [each.status for each in found]
+        total, statuses = len(self.record.rows), [outcome.status for outcome in found]
         return most_wrong(total, len(statuses), sum(status != "equal" for status in statuses)) / total
 
     def run(self) -> list[Recomputed]:
@@ -319,12 +319,12 @@ class BundleCheck:
         """
         rows = {row["key"]: row for row in self.record.rows}
         filed = FiledResults(rows.get, self.record.kept, self.models, self._made() if self.pretrained else {})
-        found = []
+        outcomes = []
         with Bar("computing cells again", len(self.rows), unit="cells") as bar:
             for number, row in enumerate(self.rows, 1):
-                found.append(self._with_noise(recomputed(row["key"], filed, self.place), row))
-                bar.update(number, note=found[-1].name)
-        return found
+                outcomes.append(self._with_noise(recomputed(row["key"], filed, self.place), row))
+                bar.update(number, note=outcomes[-1].name)
+        return outcomes
 
     def _made(self) -> dict[str, SweepModel]:
         """Pretrain or fetch the models that the store lacks, and return them by name."""
@@ -334,11 +334,11 @@ class BundleCheck:
         if isinstance(file, StudyFile):
             # Under a name that no study of the store's own has, so that none of its models is replaced.
             name = f"verified-{stable_hash(self.record.study)[:12]}"
-            made = Study(file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)).narrowed(
+            study = Study(file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)).narrowed(
                 self.pretrained
             )
-            return {model.name: model for model in made.pretrain()}
-        found = {}
+            return {model.name: model for model in study.pretrain()}
+        models = {}
         for name in self.pretrained:
             try:
                 model = find_model(
@@ -347,15 +347,15 @@ class BundleCheck:
             except UserError as error:
                 say(f"{name} is not here: {error}")
                 continue
-            found[name] = replace(model, name=name)
-        return found
+            models[name] = replace(model, name=name)
+        return models
 
-    def _with_noise(self, found: Recomputed, row: Mapping[str, Any]) -> Recomputed:
+    def _with_noise(self, outcome: Recomputed, row: Mapping[str, Any]) -> Recomputed:
         """Add how much other seeds change the score to a difference that another machine or other weights explain."""
         spread = self.noise.get((row["model"], row["task"]), math.nan)
-        if found.status != "differs elsewhere" or math.isnan(spread):
-            return found
-        return replace(found, detail=f"{found.detail}; other seeds alone change this score by {spread:.3g} (sd)")
+        if outcome.status != "differs elsewhere" or math.isnan(spread):
+            return outcome
+        return replace(outcome, detail=f"{outcome.detail}; other seeds alone change this score by {spread:.3g} (sd)")
 
 
 def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleCheck:
@@ -400,7 +400,7 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
     Raises:
         UserError: a key is another one.
     """
-    made, wrong = 0, list[Mapping[str, Any]]()
+    count, wrong = 0, list[Mapping[str, Any]]()
     for row in record.rows:
         try:
             cell = result_cell(row, SweepModel(row["model"], folder, row["weights"]), place.task_dirs)
@@ -408,7 +408,7 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
             continue
         if row.get("engine") != versions.CELLS or cell.added:
             continue
-        made += 1
+        count += 1
         if cell_key(cell) != row["key"]:
             wrong.append(row)
     if wrong:
@@ -416,4 +416,4 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
             f"{folder}: {plural(len(wrong), 'cell')} of {len(record.rows):,} have keys that don't belong to their settings. First: "
             f"{wrong[0]['key']} (model {wrong[0]['model']}, task {wrong[0]['task']}, learning rate {rate_text(wrong[0]['learning_rate'])})."
         )
-    return made
+    return count

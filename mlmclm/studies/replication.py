@@ -71,8 +71,8 @@ def write_replication(name: str, folder: Path) -> list[Path]:
         UserError: a file is there already.
     """
     source = REPLICATIONS / f"{name}.yaml"
-    asked = load_study(source).zero_shot
-    declared = [REPLICATIONS / task for task in (() if asked is None else asked.tasks) if task.endswith(".yaml")]
+    zero_shot = load_study(source).zero_shot
+    declared = [REPLICATIONS / task for task in (zero_shot.tasks if zero_shot else ()) if task.endswith(".yaml")]
     tasks = [file for task in declared for file in sorted(task.parent.glob(f"{task.stem}.*"))]
     files = {file: folder / file.relative_to(REPLICATIONS) for file in (source, *tasks)}
     for target in files.values():

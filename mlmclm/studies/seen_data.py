@@ -81,8 +81,8 @@ def seen_data(
     wanted = _range(steps, longest.steps, model)
     prepared = prepare(study, trained.place)
     corpus, name = prepared.corpus, next((name for name in study.parsed if str(name) == model), None)
-    given = seen(corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder)
-    batches = given if labels else (replace(batch, labels=None) for batch in given)
+    stream = seen(corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder)
+    batches = stream if labels else (replace(batch, labels=None) for batch in stream)
     return SeenData(prepared, wanted, longest, batches)
 
 

@@ -202,7 +202,7 @@ class StudyFile(SweepSettings):
         if (
             "models" in values
             or not isinstance(parts, Mapping)
-            or not all(isinstance(own, list | tuple) for own in parts.values())
+            or not all(isinstance(names, list | tuple) for names in parts.values())
         ):
             return values
         return {**values, "models": list(dict.fromkeys(chain.from_iterable(parts.values())))}
@@ -298,19 +298,19 @@ class StudyFile(SweepSettings):
     @property
     def beside(self) -> tuple[ModelName, ...]:
         """The models of other parts. Where these branch off, the models of this part leave their states."""
-        own, every = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
-        return tuple(name for name in self._with_replicates(every) if name not in own)
+        chosen, all_models = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
+        return tuple(name for name in self._with_replicates(all_models) if name not in chosen)
 
     def _with_replicates(self, models: Iterable[str]) -> tuple[ModelName, ...]:
         listed = [parse_name(name, self.sizes) for name in models]
         numbers = range(2, self.replicates + 1)
-        found: list[ModelName] = []
+        names: list[ModelName] = []
         for name in listed:
-            found.append(name)
+            names.append(name)
             if name.replicate == 1 and (name.phases or name.size not in self.initial):
-                own = (replace(name, replicate=number) for number in numbers)
-                found += [each for each in own if each not in listed]
-        return tuple(found)
+                further = (replace(name, replicate=number) for number in numbers)
+                names += [run for run in further if run not in listed]
+        return tuple(names)
 
     @property
     def _firsts(self) -> dict[str, str]:
@@ -319,7 +319,7 @@ class StudyFile(SweepSettings):
     def narrowed(self, models: Sequence[str]) -> Self:
         """Return the study with some of its models, spelled as in `models`, and with what it says of these."""
         kept = self.baseline if self.baseline in models else None  # a baseline must be one of the models
-        changes, firsts = {self.spelled(name): own for name, own in self.per_model.items()}, self._firsts
+        changes, firsts = {self.spelled(name): settings for name, settings in self.per_model.items()}, self._firsts
         whose = {name: name if name in changes else firsts.get(name, name) for name in models}
         per_model = {name: changes[key] for name, key in whose.items() if key in changes}
         return self.model_copy(update={"models": tuple(models), "baseline": kept, "per_model": per_model})
@@ -332,11 +332,11 @@ class StudyFile(SweepSettings):
         """
         if part not in self.parts:
             raise unknown("part", part, self.parts, where=where)
-        firsts, own = self._firsts, self.parts[part]
+        firsts, in_part = self._firsts, self.parts[part]
         listed = set(chain.from_iterable(self.parts.values()))
-        chosen = [name for name in self.models if (name if name in listed else firsts[name]) in own]
+        chosen = [name for name in self.models if (name if name in listed else firsts[name]) in in_part]
         if not chosen:
-            raise UserError(f"{where}: models: none of part {part!r} ({', '.join(own)}) is among them.")
+            raise UserError(f"{where}: models: none of part {part!r} ({', '.join(in_part)}) is among them.")
         return self.narrowed(chosen).model_copy(update={"name": f"{self.name}-{part}"})
 
     @property
@@ -494,10 +494,10 @@ def _parts(study: StudyFile, names: Sequence[str], where: str) -> dict[str, tupl
     parts: dict[str, tuple[str, ...]] = {}
     for part, models in study.parts.items():
         try:
-            own = parts[part] = tuple(str(parse_name(name, study.sizes)) for name in models)
+            spelled = parts[part] = tuple(str(parse_name(name, study.sizes)) for name in models)
         except MlmclmError as error:
             raise UserError(f"{where}: parts.{part}: {error}") from error
-        if twice := sorted({name for name in own if own.count(name) > 1}):
+        if twice := sorted({name for name in spelled if spelled.count(name) > 1}):
             raise UserError(f"{where}: parts.{part}: listed twice: {', '.join(twice)}.")
     listed, firsts = set(chain.from_iterable(parts.values())), study._firsts
     left = [name for name in names if name not in listed and firsts.get(name) not in listed]

@@ -123,8 +123,8 @@ class PlannedSweep:
             yield from self.power.lines()
 
     def _expected_lines(self, work: SweepEstimate) -> Iterator[str]:
-        def between(found: Range, text: Callable[[float], str]) -> str:
-            return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"
+        def between(span: Range, text: Callable[[float], str]) -> str:
+            return f"{text(span.value)} ({text(span.low)} to {text(span.high)})"
 
         hours = work.seconds.times(1 / 3600)
         if work.trainings < self.cells_estimated:
@@ -217,12 +217,12 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
     changed = since_last(place.study_folder(file.name), grid_of_study(sweep))
     missing = ResultsStore(place.store).missing(planned.cells)
     added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
-    every = len(file.models) * space.cells_a_model + len(added)
+    total = len(file.models) * space.cells_a_model + len(added)
     to_come = planned.to_come
     if space.learning_rates.most:  # models without a plan can have as many as there may be
         unplanned = set(file.models) - {cell.model for cell in planned.cells}
         to_come += len(unplanned) * sum(map(space.cells_added_at_most, space.tasks))
-    to_compute = every - len(planned.cells) + len(missing)
+    to_compute = total - len(planned.cells) + len(missing)
     waiting = 0
     if space.start_from:
         # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
@@ -238,10 +238,10 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
             expected = estimate(planned.cells, missing, store=place.store, data_root=place.data_root, workers=workers)
         except UserError as error:
             say(f"no estimate of the time: {error}")
-    evaluations = zero_shot_tasks(file, place)
-    asked = None if evaluations is None else len(file.models) * len(evaluations.tasks)
-    there = (
-        0 if evaluations is None else evaluations_there((each.model for each in sweep.models), sweep.place, evaluations)
+    zero_shot = zero_shot_tasks(file, place)
+    evaluations = None if zero_shot is None else len(file.models) * len(zero_shot.tasks)
+    done = (
+        0 if zero_shot is None else evaluations_there((swept.model for swept in sweep.models), sweep.place, zero_shot)
     )
     return PlannedSweep(
         tasks=space.tasks,
@@ -249,7 +249,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         seeds=space.seeds,
         added=changed.added,
         lost=changed.lost,
-        cells=every,
+        cells=total,
         cells_to_compute=to_compute,
         cells_waiting=waiting,
         cells_to_come=to_come,
@@ -257,7 +257,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         expected=expected,
         cells_estimated=len(missing),
         price=price,
-        evaluations=asked,
-        evaluations_to_compute=(asked or 0) - there,
+        evaluations=evaluations,
+        evaluations_to_compute=(evaluations or 0) - done,
         power=power_plan(sweep, planned.cells, complete=not to_compute),
     )

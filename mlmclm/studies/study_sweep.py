@@ -83,7 +83,7 @@ class StudySweep:
 
     @property
     def _ready(self) -> list[SweptModel]:
-        return [each for each in self.models if len(each.tasks) == len(self.space.tasks)]
+        return [swept for swept in self.models if len(swept.tasks) == len(self.space.tasks)]
 
     @property
     def _all_ready(self) -> bool:
@@ -126,15 +126,15 @@ def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, Model
 
     Models of several studies can differ in their recipe or corpus, which their plans don't say.
     """
-    studies, found = (store / "studies").resolve(), dict[str, ModelName]()
+    studies, plans = (store / "studies").resolve(), dict[str, ModelName]()
     owners: set[Path] = set()
-    for each in models:
-        folder = each.model.folder.resolve()
+    for swept in models:
+        folder = swept.model.folder.resolve()
         if folder.parent.name == "models" and folder.parent.parent.parent == studies:
             owners.add(folder.parent.parent)
             with suppress(UserError):  # it continues a given model, of which no plan is known
-                found[each.model.name] = parse(folder.name)
-    return found if len(owners) == 1 else {}
+                plans[swept.model.name] = parse(folder.name)
+    return plans if len(owners) == 1 else {}
 
 
 def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
@@ -146,12 +146,12 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     """
     space = study.find_space().at_context(study.context)
     # Shares in models' names become steps, as in the study's own list.
-    own = {study.spelled(name): changes for name, changes in space.per_model.items()}
+    per_model = {study.spelled(name): changes for name, changes in space.per_model.items()}
     # Replicates are fine-tuned as the model is that they are replicates of.
-    for each in study.parsed:
-        if str(first := replace(each, replicate=1)) in own:
-            own.setdefault(str(each), own[str(first)])
-    space = space.model_copy(update={"per_model": own})
+    for run in study.parsed:
+        if str(first := replace(run, replicate=1)) in per_model:
+            per_model.setdefault(str(run), per_model[str(first)])
+    space = space.model_copy(update={"per_model": per_model})
     space.check_models(study.models)
     for model, changes in space.per_model.items():
         for name in (name for name in changes if name in FIXED):
@@ -162,8 +162,8 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
     def check(task: str) -> None:
         kind, protocol = get_task(task, task_dirs).kind, space.protocol_for(task)
-        for own in (protocol, *(space.for_model(model).protocol_for(task) for model in space.per_model)):
-            kind.check_settings(task, own)
+        for variant in (protocol, *(space.for_model(model).protocol_for(task) for model in space.per_model)):
+            kind.check_settings(task, variant)
         length = protocol.max_length
         if length > study.context:
             raise UserError(
@@ -186,19 +186,19 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
         )
     with bars() as progress:
 
-        def one(task: str) -> PreparedTask:
-            every = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
+        def prepare_one(task: str) -> PreparedTask:
+            protocols = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
             return prepare_task(
                 get_task(task, prepared.place.task_dirs),
                 prepared.corpus.tokenizer,
                 # The tokens are the same for all models, but `bos` needs a tokenizer that adds BOS.
-                next((own for own in every if own.pooling == "bos"), every[0]),
+                next((protocol for protocol in protocols if protocol.pooling == "bos"), protocols[0]),
                 prepared.place.store,
                 prepared.place.data_root,
                 progress=progress,
             )
 
-        return dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
+        return dict(zip(space.tasks, for_each(space.tasks, prepare_one), strict=True))
 
 
 def sweep_of(
@@ -217,28 +217,28 @@ def find_given(file: SweepFile, place: Place) -> StudySweep:
 
     def find(name: str) -> SweptModel:
         source = file.models[name]
-        found = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
+        source_model = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
         # A worker need not have the driver's working directory.
-        model = replace(found, name=name, folder=found.folder.absolute())
+        model = replace(source_model, name=name, folder=source_model.folder.absolute())
         swept = SweptModel(model, space, {}, source)
         if local_folder(source, beside=file.folder) is not None:
             return replace(swept, source=f"the folder {model.folder.name}")  # a report names no path of a machine
         return replace(swept, source=f"{source}, commit {swept.commit}") if swept.commit else swept
 
-    def settle(each: SweptModel) -> SweptModel:
-        folder, own = each.model.folder, space.for_model(each.model.name)
+    def settle(swept: SweptModel) -> SweptModel:
+        folder, grid = swept.model.folder, space.for_model(swept.model.name)
         context = context_of(folder)
-        if context is None and any(own.protocol_for(task).length_share is not None for task in own.tasks):
+        if context is None and any(grid.protocol_for(task).length_share is not None for task in grid.tasks):
             raise UserError(f"{folder}: config.json doesn't say the model's context; use a protocol with a max_length.")
-        resolved = own if context is None else own.at_context(context)
+        resolved = grid if context is None else grid.at_context(context)
         for task in space.tasks:
             get_task(task, place.task_dirs).kind.check_settings(task, resolved.protocol_for(task))
-        return replace(each, space=resolved)
+        return replace(swept, space=resolved)
 
-    found = for_each(file.models, find)
+    models = for_each(file.models, find)
     if file.baseline is not None and file.baseline not in file.models:
         raise unknown("model", file.baseline, file.models, where="baseline")
-    return StudySweep(file, place, space, tuple(for_each(found, settle)))
+    return StudySweep(file, place, space, tuple(for_each(models, settle)))
 
 
 def with_tasks(made: StudySweep, *, prepare: bool) -> StudySweep:
@@ -249,9 +249,9 @@ def with_tasks(made: StudySweep, *, prepare: bool) -> StudySweep:
     """
     with bars() as progress:
 
-        def tokenise(each: SweptModel) -> SweptModel:
-            tasks = open_tasks(each.model.folder, each.space, made.place, prepare=prepare, progress=progress)
-            return replace(each, tasks=tasks)
+        def tokenise(swept: SweptModel) -> SweptModel:
+            tasks = open_tasks(swept.model.folder, swept.space, made.place, prepare=prepare, progress=progress)
+            return replace(swept, tasks=tasks)
 
         made = replace(made, models=tuple(for_each(made.models, tokenise)))
     _check_loading(made)
@@ -267,15 +267,15 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
     named: dict[str, str] = {}
     for name, source in file.models.items():
         study = source.removesuffix("/*")
-        several = [name] if study == source else models_of_study(study, store)
-        for one in several:
-            where = source if study == source else f"{study}/{one}"
-            if one in named:
+        models = [name] if study == source else models_of_study(study, store)
+        for model in models:
+            where = source if study == source else f"{study}/{model}"
+            if model in named:
                 raise UserError(
-                    f"two models are called {one!r} ({named[one]} and {where}); give one a name of its own: "
+                    f"two models are called {model!r} ({named[model]} and {where}); give one a name of its own: "
                     "`--model NAME=SOURCE`, or a mapping of names to sources in a sweep file."
                 )
-            named[one] = where
+            named[model] = where
     return file.model_copy(update={"models": named})
 
 
@@ -284,39 +284,39 @@ def open_tasks(
 ) -> dict[str, PreparedTask]:
     """Return the tasks that are prepared for a folder's tokenizer, by name, and check the others, or `prepare` them."""
 
-    def one(name: str) -> PreparedTask | None:
+    def find_or_prepare(name: str) -> PreparedTask | None:
         task, settings = get_task(name, place.task_dirs), space.protocol_for(name)
         # Another model with this tokenizer may have prepared the task.
         check_length(folder, settings.max_length)
-        found = find_task(task, folder, settings, place.store, place.data_root, check=not prepare)
-        if found is not None:
-            check_vocabulary(found, folder)
-        if not prepare or (found is not None and (settings.pooling != "bos" or found.starts)):
-            return found
+        prepared = find_task(task, folder, settings, place.store, place.data_root, check=not prepare)
+        if prepared is not None:
+            check_vocabulary(prepared, folder)
+        if not prepare or (prepared is not None and (settings.pooling != "bos" or prepared.starts)):
+            return prepared
         # Imported late because it loads torch, which isn't needed if the data are tokenised already.
         from mlmclm.tasks.prepare_task import prepare_task
 
         return prepare_task(task, folder, settings, place.store, place.data_root, progress=progress)
 
-    found = dict(zip(space.tasks, for_each(space.tasks, one), strict=True))
-    return {name: task for name, task in found.items() if task is not None}
+    tasks = dict(zip(space.tasks, for_each(space.tasks, find_or_prepare), strict=True))
+    return {name: task for name, task in tasks.items() if task is not None}
 
 
-def _check_loading(made: StudySweep) -> None:
+def _check_loading(sweep: StudySweep) -> None:
     """Load each model that is needed, so that one that can't be fine-tuned is refused before anything is trained."""
     from mlmclm.models.encoder import check_direction
 
-    planned = made.plan()
-    needed = set(planned.needed(ResultsStore(made.place.store).missing(planned.cells)))
-    needed |= {each.model.name for each in made.models if len(each.tasks) < len(made.space.tasks)}
+    planned = sweep.plan()
+    needed = set(planned.needed(ResultsStore(sweep.place.store).missing(planned.cells)))
+    needed |= {swept.model.name for swept in sweep.models if len(swept.tasks) < len(sweep.space.tasks)}
 
-    def load(each: SweptModel) -> None:
-        encoder = load_encoder(each.model.folder)  # not kept, because all of them may not fit into memory
-        own = each.space.for_model(each.model.name)
-        for task in own.tasks:
-            check_direction(encoder, causal=own.protocol_for(task).attention == "causal")
+    def load(swept: SweptModel) -> None:
+        encoder = load_encoder(swept.model.folder)  # not kept, because all of them may not fit into memory
+        space = swept.space.for_model(swept.model.name)
+        for task in space.tasks:
+            check_direction(encoder, causal=space.protocol_for(task).attention == "causal")
 
-    for_each([each for each in made.models if each.model.name in needed], load)
+    for_each([swept for swept in sweep.models if swept.model.name in needed], load)
 
 
 def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = False) -> Planned:
@@ -332,22 +332,22 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
         return Planned([])
     space = models[0].space
 
-    def grid(own: SweptModel) -> ModelGrid:
-        part = own.space.for_model(own.model.name)
+    def grid(swept: SweptModel) -> ModelGrid:
+        model_space = swept.space.for_model(swept.model.name)
         return ModelGrid(
-            own.model,
-            part,
-            {name: task.task_data for name, task in own.tasks.items()},
-            {name: get_task(name, place.task_dirs).measured_by(part.metrics) for name in part.tasks},
-            [name for name, task in own.tasks.items() if task.recut],
+            swept.model,
+            model_space,
+            {name: task.task_data for name, task in swept.tasks.items()},
+            {name: get_task(name, place.task_dirs).measured_by(model_space.metrics) for name in model_space.tasks},
+            [name for name, task in swept.tasks.items() if task.recut],
         )
 
     extend = extending(space) if space.learning_rates.most else None
-    planned = plan_cells([grid(own) for own in models], ResultsStore(place.store), extend, absent=absent)
-    by_model: dict[str, list[Cell]] = {own.model.name: [] for own in models}
+    planned = plan_cells([grid(swept) for swept in models], ResultsStore(place.store), extend, absent=absent)
+    by_model: dict[str, list[Cell]] = {swept.model.name: [] for swept in models}
     for cell in planned.cells:
         by_model[cell.model].append(cell)
-    cells = [cell for own in models for cell in with_trainings(by_model[own.model.name], own.tasks)]
+    cells = [cell for swept in models for cell in with_trainings(by_model[swept.model.name], swept.tasks)]
     return replace(planned, cells=cells)
 
 
@@ -362,13 +362,13 @@ def extending(space: Space) -> Extend:
     ) -> tuple[Collection[float], int]:
         scores = [
             {
-                place: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
-                for place, result in own.items()
+                point: value_of(result["scores"][split], result["metric"]) if result["status"] == "ok" else None
+                for point, result in grid.items()
             }
-            for own in results
+            for grid in results
         ]
-        found = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule)
-        return found.added, found.to_come
+        extended = extension(scores, rates, rates.lower, rates.higher, seeds, rule=space.rule)
+        return extended.added, extended.to_come
 
     return extend
 

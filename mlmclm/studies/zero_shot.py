@@ -91,8 +91,8 @@ def evaluate_study(
         UserError: results are damaged; the message names all of them.
     """
     # A study can't go on with a damaged result, which its report would lack.
-    found = Evaluations(place.store).find_all(evaluation_key(*each) for each in wanted)
-    missing = [each for each in wanted if evaluation_key(*each) not in found]
+    filed = Evaluations(place.store).find_all(evaluation_key(*pair) for pair in wanted)
+    missing = [pair for pair in wanted if evaluation_key(*pair) not in filed]
     if not missing:
         return None
     try:
@@ -110,16 +110,16 @@ def evaluations_there(models: Iterable[SweepModel], place: Place, evaluations: Z
     """Return how many results of these models on these tasks the store has."""
     results_store = Evaluations(place.store)
     wanted = evaluations.of_models(models, results_store)
-    return sum(results_store.find(evaluation_key(*each)) is not None for each in wanted)
+    return sum(results_store.find(evaluation_key(*pair)) is not None for pair in wanted)
 
 
 def zero_shot_results(run: Mapping[str, Any], store: Path) -> list[dict[str, Any]]:
     """Return the results so far of the evaluations that `run.json` lists; compute nothing."""
     results_store, chances = Evaluations(store), run.get("zero_shot_chances", {})
-    found = [(each, results_store.find(each["key"])) for each in run.get("evaluations", ())]
+    evaluations = [(entry, results_store.find(entry["key"])) for entry in run.get("evaluations", ())]
     return [
-        named(result, each["model"], each["task"], chances.get(each["task"], {}))
-        for each, result in found
+        named(result, entry["model"], entry["task"], chances.get(entry["task"], {}))
+        for entry, result in evaluations
         if result is not None
     ]
 
@@ -141,8 +141,8 @@ def zero_shot_facts(run: Mapping[str, Any], store: Path) -> tuple[ZeroShotFacts,
 
 def _numbers(values: Any) -> list[float]:
     """Return the examples' values if all are numbers (a perplexity's are pairs)."""
-    known = values or []
-    return known if all(isinstance(each, int | float) for each in known) else []
+    numbers = values or []
+    return numbers if all(isinstance(number, int | float) for number in numbers) else []
 
 
 @dataclass(frozen=True)
@@ -202,33 +202,33 @@ def evaluate(
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     from mlmclm.evaluation.language_model import scoring_of
 
-    asked = bool(tasks) or winogender is not None
-    if not asked and not mteb:
+    with_harness = bool(tasks) or winogender is not None
+    if not with_harness and not mteb:
         raise UserError(
             "nothing to evaluate on: give --task NAME or FILE, --winogender FOLDER, or --mteb NAME or FOLDER."
         )
-    for option, given, wanted, needs in (
+    for option, is_set, applies, needs in (
         ("--limit", limit is not None, bool(tasks), "--task; Winogender and mteb's tasks are evaluated whole"),
-        ("--scoring", scoring is not None, asked, "--task and --winogender"),
+        ("--scoring", scoring is not None, with_harness, "--task and --winogender"),
         ("--winogender-rule", winogender_rule != "mass", winogender is not None, "--winogender"),
     ):
-        if given and not wanted:
+        if is_set and not applies:
             raise UserError(f"{option} belongs to {needs}; leave it out.")
-    found = [find_model(model, place.store, data_root=place.data_root) for model in models]
-    chosen = [scoring_of(each.folder, scoring) for each in found] if asked else []
-    read = read_tasks(
+    sweep_models = [find_model(model, place.store, data_root=place.data_root) for model in models]
+    scorings = [scoring_of(model.folder, scoring) for model in sweep_models] if with_harness else []
+    harness_tasks = read_tasks(
         tasks, Path(winogender) if winogender else None, winogender_rule, data_root=place.data_root, limit=limit
     )
     sentence_tasks = read_mteb(mteb)
-    shared = [each.name for each in found]
+    shared = [model.name for model in sweep_models]
     # Folders of several models may have one name.
-    names = [name if shared.count(name) == 1 else given for name, given in zip(shared, models, strict=True)]
-    subjects = [(Subject.of(name, *each), read) for name, each in zip(names, chosen, strict=False)]
+    names = [name if shared.count(name) == 1 else source for name, source in zip(shared, models, strict=True)]
+    subjects = [(Subject.of(name, *scored), harness_tasks) for name, scored in zip(names, scorings, strict=False)]
     if sentence_tasks:
-        sentences = (Subject.of_sentences(name, each.folder) for name, each in zip(names, found, strict=True))
+        sentences = (Subject.of_sentences(name, model.folder) for name, model in zip(names, sweep_models, strict=True))
         subjects += [(subject, sentence_tasks) for subject in sentences]
     results_store, failed = Evaluations(place.store), list[UserError]()
-    results = [result for subject, own in subjects for result in _results(subject, own, results_store, failed)]
+    results = [result for subject, tasks in subjects for result in _results(subject, tasks, results_store, failed)]
     failure = UserError("\n".join(dict.fromkeys(map(str, failed)))) if failed else None
     if failure is not None and check:
         raise failure
@@ -249,8 +249,8 @@ def _results(
         try:
             subject = filed_as(model, task, results_store)
             key = evaluation_key(subject, task)
-            there = results_store.find(key)
-            with nullcontext() if there else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
+            stored = results_store.find(key)
+            with nullcontext() if stored else Bar(f"{subject.name} on {task.name}", unit="sequences") as bar:
                 result, computed = find_or_compute(subject, task, results_store, load, bar.update if bar else None)
         except UserError as error:
             failed.append(error)
