@@ -1,8 +1,8 @@
 """The functions of `import mlmclm`. The command line parses options, calls them, and prints what they return.
 
-All take the `StudyFolders` by keyword: `store`, `data`, `task_dirs` and `wait_for_storage`. What is not given comes
-from the environment, as for the command line: MLMCLM_STORE (by default `store`), MLMCLM_DATA and MLMCLM_TASK_DIR. All
-raise `UserError` for a mistake in the request and `EnvironmentFault` for a fault of the machine, the network or a
+All take the `StudyFolders` as keywords: `store`, `data`, `task_dirs` and `wait_for_storage`. The environment gives the
+omitted ones, as for the command line: MLMCLM_STORE (by default `store`), MLMCLM_DATA and MLMCLM_TASK_DIR. All raise
+`UserError` for a mistake in the request and `EnvironmentFault` for a fault of the machine, the network or a
 service. A message names an argument as the command line spells it: `--data` is `data`.
 """
 
@@ -50,7 +50,7 @@ def study(
     Args:
         source: a study or sweep file (YAML), the values of one as a dict, or the name of a packaged study, such as
             `quickstart`. Paths in a dict are relative to the working directory.
-        part: one of the file's `parts`, to be a study of its own; by default the whole.
+        part: one of the file's `parts`, as a study of its own; by default the whole study.
         overrides: settings in place of the file's, KEY=VALUE each, such as `recipe.batch=32`.
         folders: `StudyFolders`.
 
@@ -137,7 +137,7 @@ def study_on_file(
         family: the kind of task, such as `sequence-regression`, in place of the inferred one.
         text_columns: the column of text, or two: text and second text, query and positive, question and context.
         label_column: the column of labels, tags or answers.
-        folders: `StudyFolders`; `data` and `task_dirs` serve to find models, and the study has its own.
+        folders: `StudyFolders`; `data` and `task_dirs` only help to find models, as the study gets folders of its own.
 
     Raises:
         UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
@@ -203,13 +203,13 @@ def finetune(
 ) -> CellResult:
     """Fine-tune one model on one task at one learning rate with one seed, without Ray, and return the scores.
 
-    The cell is computed as in a sweep, on one thread of the CPU or on the GPU, and each uses the other's results.
+    The cell is computed as in a sweep, on one thread of the CPU or on the GPU; sweeps and this function reuse each other's results.
 
     Args:
         model: a model's folder, its name in a study of the store (NAME or STUDY/NAME), or on the Hub (OWNER/NAME).
         task: a task's name.
         learning_rate: the peak learning rate, in (0, 1).
-        seed: of head, order and dropout; or a mapping with one for each of these.
+        seed: one for head, order and dropout, or a mapping with one for each of these.
         protocol: how to fine-tune: a packaged protocol (`standard` by default), or a file in the same format.
         space: a search space whose protocol is used instead.
         settings: settings in place of the protocol's, such as `{"epochs": 2}`; needed for the axes of its grid.
@@ -247,7 +247,7 @@ def open(
 
 
 def published(*folders: str | Path) -> Results:
-    """Return the results of a published study, of which there is a bundle, or several that are parts of it.
+    """Return the results of a published study from its bundle, or from several bundles that are parts of it.
 
     Raises:
         UserError: a bundle is missing or damaged, or the bundles are not of one study.
@@ -257,7 +257,7 @@ def published(*folders: str | Path) -> Results:
 
 
 class Store:
-    """A store: what studies and sweeps have left there. Nothing is computed to look at it."""
+    """The studies, sweeps and models in a store. Looking at them computes nothing."""
 
     @known_arguments
     def __init__(self, **folders: Unpack[StudyFolders]) -> None:
@@ -274,7 +274,7 @@ class Store:
         return pd.DataFrame([asdict(entry) for entry in known_studies(self.place.store)])
 
     def results(self, which: str | Path, *, rule: str | None = None) -> Results:
-        """Return the results of a study so far, by its name or file (`study`); or of a published one, by its folder.
+        """Return a study's results so far, by its name or file (`study`), or a published study's, by its folder.
 
         Args:
             rule: as in `Results.by_rule`.
@@ -305,16 +305,16 @@ class Store:
         return compare_results(results, results_store, metric=metric)
 
     def study(self, which: str | Path) -> Study:
-        """Return a study as it was last run, by its name, or as it is in its file.
+        """Return a study as it was last run, by its name, or as its file describes it.
 
-        Data and tasks of the last run are used if none are given.
+        By default, it uses the data and tasks of its last run.
 
         Raises:
             UserError: there is none, its file is wrong, or the store doesn't say how it was run.
         """
         if is_bundle(Path(which)):
             raise UserError(
-                f"{which}: a published study has results alone, of which nothing is computed; `results` returns them."
+                f"{which}: the folder of a published study, which has only results and can't be run; `results` returns them."
             )
         source, place = str(which), self.place
         folder, command = place.study_folder(source), None

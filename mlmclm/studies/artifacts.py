@@ -1,4 +1,4 @@
-"""All kinds of artifacts of a store together: what there is, what each depends on, which study uses it, and whether it is intact."""
+"""The artifacts of a store, of all kinds: what each is made from, which studies use it, and whether it is intact."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ KINDS: tuple[type[Artifact], ...] = (
     StoredText, StoredTokenizer, StoredCorpus, GeneratedTask, StoredPreparation, StoredSource, StoredInitial, StoredState,
     ExportedModel, StoredRevision, KeptEncoder, StoredResult, StoredEvaluation,
 )  # fmt: skip
-"""In an order in which each may be made of those before it."""
+"""In an order in which each kind may be made from the kinds before it."""
 SHORTEST = 6
-"""Fewest digits of a key that name an artifact."""
+"""Minimum number of leading digits of a key that name an artifact."""
 
 
 def studies_in(store: Path) -> list[str]:
@@ -48,7 +48,7 @@ def studies_in(store: Path) -> list[str]:
 
 
 class Contents:
-    """The artifacts of a store as they were when they were first asked for."""
+    """The artifacts of a store, as listed when they are first needed."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -171,7 +171,7 @@ class Contents:
         return {study: self.of_study(study) for study in studies_in(self.store)}
 
     def check_studies(self, names: Iterable[str]) -> None:
-        """Check that it is known what these studies use, so that all else can be deleted.
+        """Check that all artifacts that these studies use are known, so that all others can be deleted.
 
         Raises:
             UserError: a list or a description is damaged, or a study has neither models nor cells yet.
@@ -274,7 +274,7 @@ def inode_of(path: Path) -> tuple[int, int] | None:
 
 
 def shares(contents: Contents) -> list[Share]:
-    """Return the disk that each study takes, by kind; with study "", what no study uses, and all that is no artifact."""
+    """Return the disk space of each study, by kind; study "" has artifacts that no study uses, and files of no artifact."""
     files = {artifact: _files(artifact) for artifact in contents.all}
     used: dict[Artifact, list[str]] = defaultdict(list)
     for study, artifacts in contents.studies.items():
@@ -291,13 +291,13 @@ def shares(contents: Contents) -> list[Share]:
 
 
 def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Artifact]:
-    """Return what only this study uses, or without a study what none uses: what `store prune` deletes.
+    """Return the artifacts that only this study uses, or for None that no study uses: those that `store prune` deletes.
 
-    What lies at an address stays, as other stores may use it.
+    Artifacts at an address stay, because other stores may use them.
 
     Args:
-        results: whether what took the longest to make counts, too: results of cells and evaluations, texts that sources
-            keep, which their packages may not give again, and without a study the states that none uses.
+        results: whether to include those that took the longest to make: results of cells and evaluations; texts of
+            sources, which their packages may not give again; and, without a study, the states that no study uses.
 
     Raises:
         UserError: the study is unknown, it isn't known what the others use, or the results are not in the store.
@@ -320,7 +320,7 @@ def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Art
 
 
 def prune_all(contents: Contents, unused: Iterable[Artifact], study: str | None) -> Iterator[Artifact]:
-    """Delete artifacts, what was made of others first, and a study's own folder; yield each artifact before it goes.
+    """Delete artifacts, those made from others first, then a study's folder; yield each artifact before it is deleted.
 
     Raises:
         UserError: a process is working on a study or making something in the store.
@@ -351,17 +351,17 @@ def _listed(path: Path, name: str) -> list[dict[str, object]]:
 
 
 THREADS = 8
-"""Files that are read side by side: hashing and waiting for an object store leave other threads free."""
+"""Files that are read at the same time: hashing and waiting for an object store leave other threads free."""
 UNCOVERED = (
     "reports", "model cards", "logs", "MLflow's database", "notes of failures (cells/failed)", "measured speeds (calibrations)",
     "what was set aside", "storage.json",
 )  # fmt: skip
-"""Files without a checksum: written again from what has one, for people, or, like `storage.json`, by the user's command."""
+"""Files without a checksum: for people, written again from files that have one, or, like `storage.json`, set by a user's command."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file that is not what was written, and what makes it again."""
+    """A file that has changed since it was written, and the way to make it again."""
 
     kind: str
     path: str
@@ -371,7 +371,7 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Verified:
-    """Findings in the files of one kind."""
+    """The outcome of checking the files of one kind."""
 
     kind: str
     files: int
@@ -414,7 +414,7 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
 
 
 def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
-    """Check files and return what was found, by kind.
+    """Check files and return the outcome, by kind.
 
     Raises:
         EnvironmentFault: an object store cannot be reached.
@@ -436,7 +436,7 @@ def _of_kind(kind: str, pieces: Sequence[Piece], reasons: Sequence[str | None]) 
 
 
 def _study(store: Path, name: str) -> Iterator[Piece]:
-    """Yield the lists that a study's commands read, and those files of its models that are no links to the states'."""
+    """Yield the lists that a study's commands read, and the files of its models that are not links to those of states."""
     folder, again = store / "studies" / name, "the next run of the study or sweep, after it is deleted"
     for file in (folder / MANIFEST, folder / LAST_RUN):
         if file.is_file():
@@ -449,7 +449,7 @@ def _study(store: Path, name: str) -> Iterator[Piece]:
 
 
 def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepStatus:
-    """Return the states in which a cell whose examples are damaged is damaged too; this reads all examples."""
+    """Return the status with the cells marked as damaged whose examples are damaged; this reads all examples."""
     keys = (state.cell.key for state in found.states if state.result is not None)
     pieces = {key: StoredResult(store, key).examples() for key in keys}
     damaged = {file.path: file.reason for verified in verify(pieces.values(), progress) for file in verified.damaged}

@@ -1,4 +1,4 @@
-"""A user's own task: made from a data file, or checked and tokenised as a model would be given it.
+"""A user's own task: inferred from a data file, or checked and tokenised as for a model.
 
 FOLDER/tasks/NAME.yaml                    its declaration
 FOLDER/data/NAME/train.parquet, ...       the rows
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from mlmclm.tasks.look import TaskPreview
 
 SEED = 0
-"""Seed of the division."""
+"""Seed of the division into parts."""
 LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
-"""Share of the largest class from which the mean F1 of the classes is the main score: accuracy would hardly change."""
+"""If the largest class has a larger share, the mean F1 of the classes is the main score: accuracy would hardly change."""
 _GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none", "-", "?")
 """Words that other programs read as missing values, in lower case."""
 PARTS = ("train", "validation", "test")
@@ -56,7 +56,7 @@ class FileTask:
         task: its declaration.
         reading: how the files' columns are read.
         tables: the canonical rows by part.
-        facts: what is shown before anything is computed, by title.
+        facts: lines to show before anything is computed, by title.
         notes: sentences about choices that the user may want to change.
     """
 
@@ -99,7 +99,7 @@ class FileTask:
         return tables
 
     def check(self, files: Mapping[str, Path]) -> None:
-        """Check the rows as fine-tuning will. Raises UserError that names the part's file, or that of all parts."""
+        """Check the rows as fine-tuning will; a `UserError` names the part's file, or the one that has all parts."""
         tables = self._split_tables()
 
         def read(part: str, split: str) -> Columns:
@@ -120,7 +120,7 @@ def read_task(
         part: Path(path) for part, path in (("validation", validation), ("test", test)) if path
     }
     read = dict(zip(files, for_each(files.values(), _read), strict=True))
-    raw, names = {part: each[0] for part, each in read.items()}, {part: each[1] for part, each in read.items()}
+    raw, names = {part: table for part, (table, _) in read.items()}, {part: names for part, (_, names) in read.items()}
     reading = infer(raw["train"], overrides, files["train"])
     raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, files[part]) for part, table in raw.items()}
@@ -199,7 +199,7 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
 def _divided(
     tables: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]
 ) -> tuple[dict[str, pa.Table], int]:
-    """Return the rows by part, and how many training rows are left out because their texts are in another given part."""
+    """Return the rows by part, and how many training rows are left out because their texts are in the file of another part."""
     train, repeated = tables["train"], 0
     other_parts = {part: table for part, table in tables.items() if part != "train"}
     seen = {key for table in other_parts.values() for column in _keys(table, reading) for key in column}
@@ -247,14 +247,14 @@ def _labels(table: pa.Table, reading: Reading) -> list[Any]:
 
 
 def _keys(table: pa.Table, reading: Reading) -> list[list[str]]:
-    """Return the texts by which rows belong together: the first text; the passage; query and document."""
+    """Return the texts by which rows form groups: the first text; the passage; query and document."""
     names = {"question-answering": ("context",), SEARCH: ("query", "positive"), "token-classification": ("tokens",)}
     columns = [table[name].to_pylist() for name in names.get(reading.family, ("text",))]
     return [[" ".join(value if isinstance(value, list) else value.split()) for value in column] for column in columns]
 
 
 def _name(path: Path) -> str:
-    """Return a task's name after its file; that of an installed task gets an ending."""
+    """Return a task's name after its file, with `-file` appended if an installed task has this name."""
     stem = path.name.lower().partition(".")[0] or path.name.lower().strip(".")
     name = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-_") or "data"
     return f"{name}-file" if name in task_names() else name
@@ -284,7 +284,7 @@ def _declared(name: str, path: Path, reading: Reading, tables: Mapping[str, pa.T
             "columns": {"text_pair": "text_pair"} if pair else {},
             "splits": splits,
             "pair_template": _PAIR if pair else None,
-            # Rows with one passage, or one first text, are in one part, and belong together there too.
+            # Rows that share a passage or a first text are in one part, and form one group there.
             "group": "context" if reading.family == "question-answering" else "text" if pair else None,
             "metric": metric,
             "licence": "that of the file",

@@ -113,7 +113,7 @@ def export_kept_revisions(
         named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         say(
             f"{name}: {len(missing)} of its revisions are not in the store: {named}. Revisions are kept while their stage is trained, "
-            f"and this one was trained without them. Train it again in another store: `mlmclm pretrain {study.source} --store NEW`."
+            f"and this model's were not. Train it again in another store: `mlmclm pretrain {study.source} --store NEW`."
         )
     return name, exported, {} if push_to_hub is None else _push_revisions(exported, to, name, dry_run=dry_run)
 
@@ -121,7 +121,7 @@ def export_kept_revisions(
 def _located(
     trained: Study, model: str, step: int | None, push_to_hub: str | None
 ) -> tuple[FoundState, dict[str, Any]]:
-    """Return a model's state in the store, and what its study says of it; arguments as of `export_model`."""
+    """Return a model's state in the store, and its study's facts for the card; arguments as in `export_model`."""
     study, place = trained.trained_file, trained.place
     try:
         name = parse(model, study.sizes)
@@ -275,7 +275,7 @@ class _Writer:
 
 
 def _push_revisions(exported: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
-    """Upload the revisions in a cache; return the tags that were uploaded by repository (of a dry run, all)."""
+    """Upload the revisions in a cache; return the uploaded tags by repository (of a dry run, all tags)."""
     from mlmclm.models.hub import files_to_upload, push_revisions
 
     pushed = {}
@@ -285,7 +285,7 @@ def _push_revisions(exported: Exported, cache: Path, name: str, *, dry_run: bool
         size = sum(sum(files_to_upload(folder).values()) for folder in folders.values())
         say(
             f"{'would upload' if dry_run else 'uploading'} to {repository} on the Hugging Face Hub (created as private if it doesn't exist): "
-            f"{len(folders)} revisions, {size:,} bytes, but for those that are there"
+            f"{len(folders)} revisions, {size:,} bytes, except for those already there"
         )
         if dry_run:
             pushed[repository] = list(folders)
@@ -301,7 +301,7 @@ def _push_revisions(exported: Exported, cache: Path, name: str, *, dry_run: bool
 def _push(
     folder: Path, repository: str, name: str, collection: str | None, *, dry_run: bool
 ) -> list[dict[str, object]]:
-    """Upload an exported folder, and its `decoder/` to a repository of its own; return what went where.
+    """Upload an exported folder, and its `decoder/` to a repository of its own; return each repository with its files.
 
     Args:
         collection: the Hub's collection to which the repositories are added, if any.

@@ -1,4 +1,4 @@
-"""Hugging Face folders: of any state of a study, and of its models, which damaged ones are exported to again."""
+"""Hugging Face folders of a study's models, exported again where they are damaged, and of any of its states."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def write_state(
     Args:
         recipe: the study's.
         weights: None for a fresh initialisation.
-        key: the state's, to be noted in the folder.
+        key: the state's, to note in the folder.
     """
     from mlmclm.models.architectures import weights_of
     from mlmclm.models.build import build
@@ -186,7 +186,7 @@ def _link(prepared: PreparedStudy, name: ModelName) -> None:
 
 
 def link_files(source: Path, target: Path) -> None:
-    """Make `target` a folder of hard links to the files of `source`, which is complete wherever it is copied to.
+    """Make `target` a folder of hard links to the files of `source`; a copy of it is complete.
 
     Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
     """
@@ -234,7 +234,7 @@ def _remembered(folder: Path) -> tuple[str, ...]:
     if not hashes and path.is_file():
         say(f"{path} is not used: it is damaged. It is kept as {set_aside(path).name} and made again.")
     if not hashes or EARLIER not in read_json(path):
-        # What an earlier version noted was verified then, and stays if the folder has changed since.
+        # Hashes noted by an earlier version were verified then; they stay even if the folder has changed since.
         computed = weights_hashes(folder, read=not hashes)
         hashes = computed if not hashes or hashes[0] in computed else hashes
         write_sealed(path, {"weights": hashes[0], EARLIER: hashes[1:]})

@@ -49,7 +49,7 @@ ON_FILE_HEAD = """\
 """
 LADDER = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 BANDS = ((10_000_000, (5e-4, 2e-3)), (60_000_000, (1e-4, 5e-4)), (math.inf, (2e-5, 1e-4)))
-"""Lowest and highest learning rate for models with fewer weights than the number. The published protocols (`tune_spaces/protocols`)
+"""For models with fewer weights than the number: lowest and highest learning rate. The published protocols (`tune_spaces/protocols`)
 cover those of 150 million and more; the smaller ones were measured in this project's own studies. The sweep extends the list."""
 SEEDS = 3
 EPOCHS = 3
@@ -59,9 +59,9 @@ LARGE = 2_000
 """Training rows from which a batch has 32 of them instead of 16."""
 LONGEST = 512
 LOOKED_AT = 500
-"""Training rows whose texts are measured."""
+"""Number of training rows whose texts are measured."""
 COVERED = 0.98
-"""Share of these texts that are not cut."""
+"""Share of these texts that are not truncated."""
 
 
 def new_study(folder: Path) -> list[Path]:
@@ -84,7 +84,7 @@ def new_study(folder: Path) -> list[Path]:
 def settings_for(
     folder: Path, task: FileTask, models: str | Sequence[str] | Mapping[str, str], place: Place, *, seeds: int = SEEDS
 ) -> str:
-    """Return the YAML of a study of models on a task from a file, which is to be in a folder; errors as of `api.study_on_file`."""
+    """Return the YAML of a study of models on a data file's task, to be written to a folder; errors as of `api.study_on_file`."""
     if not models:
         raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
@@ -98,9 +98,9 @@ def settings_for(
 
 
 def write_study(folder: Path, task: FileTask, settings: str, *, resume: bool = False) -> None:
-    """Write a task from a file and the study on it; a `UserError` names a file that exists.
+    """Write a data file's task and the study on it; a `UserError` names a file that exists already.
 
-    With `resume`, files that have just this content stay, and the error names one that has other content.
+    With `resume`, files with exactly this content stay, and the error names a file with other content.
     """
     if resume and (folder / STUDY).exists():
         with TemporaryDirectory() as scratch:

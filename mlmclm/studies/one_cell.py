@@ -125,17 +125,17 @@ class OneCell:
         if self.source is not None and results_store.find(key) is None:
             keep_start(self.source, self.place)
         # A sweep, or another process like this one, may be computing the same cell.
-        result, computed = results_store.ensure(key, lambda: self._compute(self.cell), title=title)
+        result, computed = results_store.ensure(key, self._compute, title=title)
         # It may have been filed under another name of the same weights.
         return CellResult(self.cell, named(result, self.cell), computed, results_store)
 
-    def _compute(self, cell: Cell) -> dict[str, Any]:
+    def _compute(self) -> dict[str, Any]:
         from mlmclm.finetuning.run import run_cell
 
-        make_ready(cell)
-        with Bar(cell_name(cell), unit="steps") as bar:
+        make_ready(self.cell)
+        with Bar(cell_name(self.cell), unit="steps") as bar:
             result = run_cell(
-                cell,
+                self.cell,
                 store=self.place.store,
                 data_root=self.place.data_root,
                 on_step=lambda step, steps, loss: bar.update(step, steps, note=f"loss {loss:.3f}"),

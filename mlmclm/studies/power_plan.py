@@ -1,4 +1,4 @@
-"""Differences that the grid of a study will be able to find, said before any cell is run, and the noise that this is based on."""
+"""The power of a planned study: the smallest differences that its grid can show, said before any cell runs, and the noise behind them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower, TaskNoise
 
 DIFFERENCE = 0.5
-"""The difference, in points, whose seeds are said."""
+"""The difference, in points, for which the plan says how many seeds show it."""
 
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """The differences that a planned study will be able to find, what that is based on, and on which tasks nothing is known.
+    """The smallest differences that a planned study can show, the noise that they come from, and the tasks with unknown noise.
 
     Attributes:
-        planned: None if the noise of no task is known.
-        found: whether all results are there, so that the smallest differences are those that the report says.
+        planned: the differences, and the seeds that they take; None if the noise of no task is known.
+        found: whether the study has all its results, so that the smallest differences are those of the report.
         known: the noise of the tasks, with its source.
         tasks: all tasks.
         models, seeds: their numbers.
-        unknown_runs: tasks on which the noise of pretraining is not known, so that all is about single pretraining runs although
-            several are planned.
+        unknown_runs: tasks whose noise of pretraining is unknown; if there are any, the differences are those of single
+            pretraining runs, although several are planned.
     """
 
     planned: PlannedPower | None
@@ -129,11 +129,11 @@ class PowerPlan:
 
 
 def power_plan(sweep: StudySweep, cells: Sequence[Cell], *, complete: bool) -> PowerPlan | None:
-    """Say what a study's sweep will be able to find; None if it has one model.
+    """Return the differences that a study's sweep can show; None if it compares fewer than two models.
 
     Args:
-        cells: of the sweep, as far as they can be planned.
-        complete: whether they are all, and have results.
+        cells: those of the sweep that can be planned.
+        complete: whether these are all cells, and all have results.
     """
     from mlmclm.analysis.planned_power import noise_of, planned_power
 
@@ -208,20 +208,20 @@ def _number(value: float) -> float | None:
 
 
 def _on(values: Mapping[str, str], unit: str) -> str:
-    """Say values by task, with their unit once: 2.2 points on rte and 0.8 on mnli."""
+    """Return values by task in words, with the unit once: 2.2 points on rte and 0.8 on mnli."""
     parts = [f"{value}{'' if index else f' {unit}'} on {task}" for index, (task, value) in enumerate(values.items())]
     return text.listing(parts, most=len(parts))
 
 
 @dataclass(frozen=True)
 class KnownNoise:
-    """The noise of a task, and where it is from, in words."""
+    """The noise of a task, and its source in words."""
 
     noise: TaskNoise
     source: str
 
     def with_pretraining_of(self, other: KnownNoise) -> KnownNoise:
-        """Return this noise with that of pretraining as other results show it, if they do."""
+        """Return this noise with the noise of pretraining that other results show, if they show any."""
         if other.noise.pretraining is None:
             return self
         noise = replace(self.noise, pretraining=other.noise.pretraining, together=other.noise.together)
@@ -281,13 +281,13 @@ def earlier_noise(
     *,
     without: str | None = None,
 ) -> dict[str, KnownNoise]:
-    """Return the noise that results of all of the store's studies show on some tasks.
+    """Return the noise on some tasks that results of all studies of the store show.
 
-    Results count if they are at learning rates of the space and of one of these protocols (`Protocol.identity`).
+    Only results with a learning rate of the space and one of these protocols (`Protocol.identity`) count.
 
     Args:
         metrics: the main score of each task.
-        without: the name of a model that doesn't count, the untrained one.
+        without: the name of a model whose results don't count: the untrained baseline.
     """
     results_store, wanted, rates = (
         ResultsStore(store),
@@ -302,14 +302,14 @@ def earlier_noise(
             if cell.task in tasks and cell.learning_rate in rates and cell.model != without:
                 cells[cell.key] = cell.task
                 studies_of.setdefault(cell.key, []).append(name)
-                with suppress(UserError):  # not a name that says how the model was pretrained
+                with suppress(UserError):  # a name that doesn't say how the model was pretrained
                     plans.setdefault(cell.key, (name, parse(cell.model)))
     results = {
         key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
         for key, result in results_store.find_all(cells).items()
         if _settings(result.get("protocol", {})) in wanted and _has(result, metrics[cells[key]])
     }
-    # Runs of one study that differ in their weights alone are replicates if their names say so.
+    # Runs of one study that differ only in their weights are replicates if their names have replicate numbers.
     alike: dict[tuple[str, ...], dict[str, ModelName]] = {}
     for key, result in results.items():
         if key in plans:
@@ -333,7 +333,7 @@ def _settings(protocol: Mapping[str, Any]) -> str:
 
 
 def _model(result: Mapping[str, Any]) -> str:
-    """Return a name for the model of a result under which its runs differ in rate and seed alone."""
+    """Return a name for a result's model; results with one name differ only in learning rate and seed."""
     return stable_hash([result.get(name) for name in ("weights", "task_data", "start", "protocol", "engine")])
 
 
@@ -347,5 +347,5 @@ def _cells(name: str, store: Path) -> Sequence[ListedCell]:
     try:
         return read_manifest(name, store).cells
     except UserError as error:
-        say(f"left out of what is known of noise: {error}")
+        say(f"not used to estimate noise: {error}")
         return ()

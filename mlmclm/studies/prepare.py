@@ -75,11 +75,11 @@ class PreparedStudy:
         return [row for row in rows if row["step"] > stage.start.step], system
 
     def left(self, stage: Stage) -> tuple[Stage, ...]:
-        """Return what is left of a stage as stages: each leads from a checkpoint in the store to checkpoints that it lacks."""
+        """Return the untrained parts of a stage, as stages; each leads from a state in the store to states that the store lacks."""
         return states.left_of(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:
-        """Return the stages that are left to train, in an order in which they can run."""
+        """Return the stages that are still to be trained, in an order in which they can run."""
         return [part for stage in self.plan.stages for part in self.left(stage)]
 
 
@@ -133,7 +133,7 @@ def _where(study: StudyFile, place: Place) -> dict[str, Any]:
 
 
 def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
-    """Refuse phases for whose block length a part of the corpus has no row, and count the chunks of documents."""
+    """Refuse phases for whose block length a part of the corpus has no row; chunks of documents are counted here."""
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = {(phase.block_length, phase.mix): phase.name for phase in phases}
     for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():
@@ -177,7 +177,7 @@ def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None
 
 
 def _check_shapes(study: StudyFile, sizes: Mapping[str, Size]) -> None:
-    """Refuse settings that models to continue from, given by name, cannot be trained with."""
+    """Refuse settings with which the models to continue from, whose sizes are given by name, cannot be trained."""
     trained = {name.size for name in study.parsed if name.steps}
     try:
         for name, size in sizes.items():
@@ -193,7 +193,7 @@ def _masks(plan: Plan) -> bool:
 
 
 def initial_models(study: StudyFile, place: Place) -> Mapping[str, StoredInitial]:
-    """Return the given models to continue from that the store has, by size; none unless it has all."""
+    """Return the models to continue from, by size; none unless the store has them all."""
     beginning = find_initial(_wanted(study, place))
     return {} if beginning is None else beginning.models
 

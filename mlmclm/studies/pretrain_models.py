@@ -25,7 +25,7 @@ def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
     Returns their number.
 
     Args:
-        wait_for_nodes: seconds to wait for nodes that may still join, if those that are there cannot hold a stage's workers.
+        wait_for_nodes: seconds to wait for nodes that may still join, if those of the cluster cannot hold a stage's workers.
 
     Raises:
         UserError: the cluster can never hold a stage's workers (`placement.check_workers`). Also whatever
@@ -34,7 +34,7 @@ def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
     """
     store, recipe = prepared.place.store, prepared.study.recipe
     leases = leases_of(store)
-    # What counts as unfinished goes by file sizes; this also verifies the checksums of states to start from.
+    # `unfinished` checks the sizes of files only; this also verifies the checksums of states to start from.
     set_aside_damaged(prepared.plan.stages, store, prepared.fingerprint)
     unfinished = prepared.unfinished()
     if not unfinished:
@@ -84,7 +84,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
         bar.start_at(tokens(left[0].start.step))
 
         def follow(records: list[dict[str, Any]]) -> None:
-            trained = [record for record in records if record.get("loss") is not None]  # not those of validations
+            trained = [record for record in records if record.get("loss") is not None]  # a validation's record has none
             if trained:
                 last = trained[-1]
                 note = f"loss {last['loss']:.3f}, {last['tokens_per_second']:,.0f} tokens/s"
@@ -105,7 +105,7 @@ def _train(prepared: PreparedStudy, stage: Stage, title: str, device: Device) ->
 
 
 def utilisation(record: Mapping[str, Any]) -> str:
-    """Return in words which share of the GPUs' peak a step of `metrics.jsonl` reached."""
+    """Return the share of the GPUs' peak that a step of `metrics.jsonl` reached, in words."""
     text = f"{record['utilisation']:.0%} of the measured peak"
     share = record.get("published_utilisation")
     return text + (", no published one is known" if share is None else f", {share:.0%} of the published one")

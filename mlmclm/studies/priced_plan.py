@@ -1,4 +1,4 @@
-"""The training stages behind model names, the steps they share, their cost, and the picture of these."""
+"""The training stages of models, the steps that they share, their cost, and a chart of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlmclm.studies.study_file import StudyFile, load_study
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """A plan, what it costs, and the suite that it is of, if any."""
+    """A plan, its cost, and the suite whose models it trains, if any."""
 
     plan: Plan
     pricing: Pricing
@@ -72,7 +72,7 @@ class PricedPlan:
         }
 
     def sizes(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of each size of the plan's models, in order."""
+        """Return architecture, vocabulary and parameters of each size of the plan's models, in order."""
         plan, pricing, sizes = self.plan, self.pricing, dict[str, dict[str, Any]]()
         for size in dict.fromkeys(name.size for name in plan.models):
             shape, rows = pricing.sizes[size], pricing.rows(size)
@@ -93,13 +93,13 @@ def price_plan(
     vocabulary: int | None = None,
     utilisation: float = DEFAULT_UTILISATION,
 ) -> PricedPlan:
-    """Return the plan of models and its costs; a study's recipe and models take the place of what is not given.
+    """Return the plan of models and its costs; a study gives the recipe, and the models unless some are named.
 
     Args:
         names: model names.
         suite: name or file of a suite, in place of names.
         study: a study file, or the name of a packaged study.
-        device: what hours are counted on; by default this machine, measured, for the models of a study.
+        device: the device whose hours are counted; for the models of a study, by default this machine, measured.
         vocabulary: its size in tokens; by default the study's, else the published models'.
         utilisation: share of the device's peak that is assumed to be reached.
 

@@ -1,4 +1,4 @@
-"""Cells computed once more, to compare with what is filed in a store or published in a bundle; nothing there is changed."""
+"""Cells computed again, and compared with the results in a store or a published bundle, neither of which changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAME_MACHINE = ("backend", "device", "versions")
 NOT_COMPARED = ("cost", "model", "setting", "metric", EXAMPLES)
 """Entries of a result that its key does not determine."""
 OF_WEIGHTS = ("key", "weights", "start")
-"""Entries of a result that differ where a model has been pretrained again to other weights."""
+"""Entries of a result that differ if its model was pretrained again and got other weights."""
 LINKED = ("corpora", "hub", "prepared", "task-data", "tasks", "tuned")
 """Parts of the store that a computation reads."""
 
@@ -63,8 +63,8 @@ class FiledResults:
     Attributes:
         result: returns the result with a key; None if there is none.
         kept: the source of their test examples.
-        models: those that are here, by the hash of their weights.
-        others: models by name to compute with where these weights are not here.
+        models: those of the store, by the hash of their weights.
+        others: models by name, which are used for weights that the store lacks.
     """
 
     result: Callable[[str], Mapping[str, Any] | None]
@@ -163,7 +163,7 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
                 examples_again = from_parquet(folder / "again.parquet", rerun)
     except MlmclmError as error:
         return Recomputed(key, name, "not computed", str(error))
-    # The same cell of other weights has another key, which is no difference of its own.
+    # A cell of other weights has another key; that alone is no difference between the results.
     difference = compare(result, {**rerun, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
     unmatched = one_sided(result, rerun, examples, examples_again)
     if not difference:
@@ -179,7 +179,7 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
 
 @contextmanager
 def _beside(store: Path) -> Iterator[Path]:
-    """Yield a temporary folder that reads like the store: what is damaged is renamed there, and what is made stays there."""
+    """Yield a temporary folder that reads like the store, so that files are renamed and written only there."""
     with TemporaryDirectory(prefix="mlmclm-recompute-") as name:
         folder = Path(name)
         for part in LINKED:
@@ -202,7 +202,7 @@ def compare(
 ) -> str:
     """Describe the difference between two results of a cell and between their examples; empty if there is none.
 
-    Of entries, scores and columns of examples, those are compared that both have; `one_sided` names the others.
+    Only the entries, scores and columns of examples that both have are compared; `one_sided` names the others.
     """
     if filed["status"] != again["status"]:
         return f"it was {filed['status']} and is {again['status']} now"
@@ -228,7 +228,7 @@ def one_sided(
 ) -> str:
     """Name the entries, scores and columns of examples that only one of two results has; empty if there are none.
 
-    A version of the package may add one, which changes no key.
+    A later version of the package may add one without changing keys.
     """
     sides = [_entries(result) | {f"{split} {metric}" for split, metric in _scores(result)} for result in (filed, again)]
     if examples is not None and examples_again is not None:
@@ -284,7 +284,7 @@ class BundleCheck:
         folder: the bundle's.
         rows: their results.
         seed: of the choice of cells.
-        keys: the number of all cells whose keys are those of what the cells say; the others' cannot be made again here.
+        keys: the number of cells whose keys match their settings; the keys of all others cannot be computed here.
         pretrained: the models that must be pretrained first, because the store lacks their weights.
         pretraining_hours, cell_hours: of one worker, as recorded where they were computed.
         noise: the standard deviation over seeds by (model, task), as fractions of 1; NaN where it is not known.
@@ -303,7 +303,7 @@ class BundleCheck:
     noise: Mapping[tuple[str, str], float]
 
     def at_most_wrong(self, found: Iterable[Recomputed]) -> float:
-        """Return the share of all cells of which at most so many are wrong, with 95 % confidence.
+        """Return an upper bound on the share of all cells that are wrong, with 95 % confidence.
 
         A cell that differs elsewhere, or could not be computed, counts as wrong: it confirms nothing.
         """
@@ -351,7 +351,7 @@ class BundleCheck:
         return models
 
     def _with_noise(self, outcome: Recomputed, row: Mapping[str, Any]) -> Recomputed:
-        """Add how much other seeds change the score to a difference that another machine or other weights explain."""
+        """Add the standard deviation over seeds to a difference that another machine or other weights explain."""
         spread = self.noise.get((row["model"], row["task"]), math.nan)
         if outcome.status != "differs elsewhere" or math.isnan(spread):
             return outcome
@@ -366,7 +366,7 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
         seed: of the choice. Whoever made the bundle must not know it.
 
     Raises:
-        UserError: there is no such bundle, it is damaged or contradicts itself, or a cell's key is not that of what it says.
+        UserError: there is no such bundle, it is damaged or contradicts itself, or a cell's key doesn't belong to its settings.
     """
     results = published(folder)
     record, tasks = results.record, Path(folder) / "tasks"
@@ -395,10 +395,10 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
 
 
 def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
-    """Make the key of each cell again from what its result says, and return for how many this is possible here.
+    """Compute the key of each cell again from its result, and return the number of cells for which this is possible here.
 
     Raises:
-        UserError: a key is another one.
+        UserError: a cell has another key than its result.
     """
     count, wrong = 0, list[Mapping[str, Any]]()
     for row in record.rows:

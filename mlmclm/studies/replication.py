@@ -14,7 +14,7 @@ from mlmclm.studies.study_file import load_study
 
 @dataclass(frozen=True)
 class PaperScale:
-    """A paper's own scale, which is planned but not computed: the suite of its models, and what runs it."""
+    """A paper's own scale, which is planned but not computed: the suite of its models, and the commands that would run it."""
 
     suite: str
     study: str | None

@@ -1,4 +1,4 @@
-"""Which rows and tokens each step of a study's pretraining sees, as its recipe's seed decides."""
+"""The rows and tokens that each step of a study's pretraining sees, which the recipe's seed decides."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def seen_data(
     labels: bool = False,
     to: Path | None = None,
 ) -> SeenData:
-    """Return what the steps of a study see; its corpus is prepared first.
+    """Return the batches of a study's steps; its corpus is prepared first.
 
     Args:
         steps: `a:b`, from step a up to but not including b; None for all, which only a folder takes.
-        model: give the tokens as this model is given them, masked; None for those of the blocks.
-        labels: whether to give the labels too.
+        model: return this model's inputs, masked; None for the unmasked tokens of the blocks.
+        labels: whether to return the labels too.
         to: where they are to be exported, if anywhere; a folder gets tokens before anything is hidden.
 
     Raises:

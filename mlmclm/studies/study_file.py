@@ -76,7 +76,7 @@ class SweepSettings(Frozen):
     """Files of claims that the report tests: packaged ones (`ettin`) or paths; by default all packaged ones (docs/claims.md)."""
 
     kind: ClassVar[Literal["study", "sweep"]]
-    """The command that it is the file of."""
+    """The command that runs the file."""
     _file: Path | None = PrivateAttr(default=None)
 
     @field_validator("name", check_fields=False)
@@ -297,7 +297,7 @@ class StudyFile(SweepSettings):
 
     @property
     def beside(self) -> tuple[ModelName, ...]:
-        """The models of other parts. Where these branch off, the models of this part leave their states."""
+        """The models of other parts. The models of this part leave their states where these branch off."""
         chosen, all_models = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
         return tuple(name for name in self._with_replicates(all_models) if name not in chosen)
 
@@ -317,7 +317,7 @@ class StudyFile(SweepSettings):
         return replicates_among({str(name): name for name in self.parsed})
 
     def narrowed(self, models: Sequence[str]) -> Self:
-        """Return the study with some of its models, spelled as in `models`, and with what it says of these."""
+        """Return the study with some of its models, spelled as in `models`, and with its settings for these."""
         kept = self.baseline if self.baseline in models else None  # a baseline must be one of the models
         changes, firsts = {self.spelled(name): settings for name, settings in self.per_model.items()}, self._firsts
         whose = {name: name if name in changes else firsts.get(name, name) for name in models}
@@ -407,7 +407,7 @@ AnyFile = StudyFile | SweepFile
 
 
 def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
-    """Read and check the file of a study, or the packaged study of this name (`file_of`); one of a record, as others' (`check_study`).
+    """Read and check the file of a study, or the packaged study of this name (`file_of`); a received study's, with `check_study`.
 
     Args:
         copy_of: the file that it is a copy of, to which its paths are relative.
@@ -490,7 +490,7 @@ def _read_study(values: Any, *, where: str, file: Path | None) -> StudyFile:
 
 
 def _parts(study: StudyFile, names: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts with their models spelled as in `names`, which must be in them."""
+    """Return the parts with their models spelled as in `names`; each of `names` must be in a part."""
     parts: dict[str, tuple[str, ...]] = {}
     for part, models in study.parts.items():
         try:

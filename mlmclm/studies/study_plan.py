@@ -1,4 +1,4 @@
-"""The plan of a study: what the store has of it, what would be computed now, and what that would take."""
+"""The plan of a study: how much of it the store has, the work that a run would do now, and its time and cost."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """The grid of a study, how many of its cells are to be computed, and what that would take.
+    """The grid of a study, the number of its cells to compute, and the time and cost of these.
 
     Attributes:
-        added: what the grid has gained since the last run under this name.
-        lost: what it has lost or changed since then.
+        added: additions to the grid since the last run under this name.
+        lost: settings that it has lost or changed since then.
         cells_waiting: number of cells whose starting weights are not chosen yet.
-        cells_to_come: the most cells that results may add beside `cells`, at further learning rates.
-        power: what the grid will be able to find; None if it compares no models.
+        cells_to_come: the maximum number of cells that results may add to `cells`, at further learning rates.
+        power: the differences that the grid can show; None if it compares no models.
         start_from: task -> task whose best cell its cells start from.
         expected: the time of the `cells_estimated` cells without a result whose models and data exist; None if there
             are none, or no estimate is possible.
@@ -145,7 +145,7 @@ class StudyPlan:
 
     Attributes:
         kind: `study` if its models are trained, `sweep` if they are given.
-        corpus_source: where the text comes from; empty where models are given, as `corpus` is.
+        corpus_source: where the text comes from. This and `corpus` are empty if models are given.
         corpus: `prepared` or `to be prepared`.
         initial: size -> the model that models of this size continue from.
         models: given models -> where they come from.
@@ -187,7 +187,7 @@ class StudyPlan:
         return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the plan as a notebook shows it."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:

@@ -59,7 +59,7 @@ class SweptModel:
 
 @dataclass(frozen=True)
 class StudySweep:
-    """The sweep of a study, with the models and the tasks' data that are there.
+    """The sweep of a study, with the models and the tasks' data that exist already.
 
     Attributes:
         prepared: the corpus and the plan of a study that trains its models; None before they are prepared, and where
@@ -79,19 +79,15 @@ class StudySweep:
 
     def plan(self) -> Planned:
         """Return the cells of all models whose tasks are prepared, and count those that must wait (`plan_sweep`)."""
-        return plan_sweep(self._ready, self.place, absent=not self._all_ready)
+        return plan_sweep(self._ready, self.place, absent=len(self._ready) != len(self.file.models))
 
     @property
     def _ready(self) -> list[SweptModel]:
         return [swept for swept in self.models if len(swept.tasks) == len(self.space.tasks)]
 
     @property
-    def _all_ready(self) -> bool:
-        return len(self._ready) == len(self.file.models)
-
-    @property
     def compared(self) -> list[str]:
-        """The models whose comparisons a plan is about: without the baseline, if there are two others."""
+        """The models that a power plan compares: no replicates, and no baseline if there are two other models."""
         models = [name for name in self.file.models if name not in self.replicate_of]
         others = [name for name in models if name != self.file.baseline]
         return others if len(others) > 1 else models
@@ -105,7 +101,7 @@ class StudySweep:
 
     @property
     def replicate_of(self) -> dict[str, str]:
-        """The model that a further pretraining run is a replicate of, by the run's name."""
+        """The model of each replicate, by the replicate's name."""
         return replicates_among(self.plans)
 
     def declared(self) -> dict[str, Task]:
@@ -132,7 +128,7 @@ def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, Model
         folder = swept.model.folder.resolve()
         if folder.parent.name == "models" and folder.parent.parent.parent == studies:
             owners.add(folder.parent.parent)
-            with suppress(UserError):  # it continues a given model, of which no plan is known
+            with suppress(UserError):  # it continues a given model, whose plan is unknown
                 plans[swept.model.name] = parse(folder.name)
     return plans if len(owners) == 1 else {}
 
@@ -147,7 +143,7 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
     space = study.find_space().at_context(study.context)
     # Shares in models' names become steps, as in the study's own list.
     per_model = {study.spelled(name): changes for name, changes in space.per_model.items()}
-    # Replicates are fine-tuned as the model is that they are replicates of.
+    # Replicates are fine-tuned with the settings of their model.
     for run in study.parsed:
         if str(first := replace(run, replicate=1)) in per_model:
             per_model.setdefault(str(run), per_model[str(first)])

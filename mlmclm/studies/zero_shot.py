@@ -1,4 +1,4 @@
-"""Zero-shot evaluation: of a study's models, with the list of their results, and of models that are named one by one, in this process."""
+"""Zero-shot evaluation of a study's models, with the list of their results; and of single models, in this process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ZeroShotTasks:
 
 
 def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
-    """Read the tasks that a study's models answer without training; None if there are none. Raises like `read_tasks`."""
+    """Read a study's zero-shot tasks; None if there are none. Raises like `read_tasks`."""
     if file.zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
@@ -64,7 +64,7 @@ def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
 
 
 def listed_evaluations(wanted: Sequence[tuple[Subject, ZeroShotTask]]) -> dict[str, Any]:
-    """Return models with tasks (`ZeroShotTasks.of_models`) as `run.json` lists them, and the tasks' chance levels."""
+    """Return pairs of model and task (`ZeroShotTasks.of_models`) as `run.json` lists them, and the tasks' chance levels."""
     return {
         "evaluations": [
             {"model": subject.name, "task": task.name, "key": evaluation_key(subject, task)} for subject, task in wanted
@@ -191,8 +191,8 @@ def evaluate(
         winogender_rule: `mass` or `published`, how an answer is read.
         mteb: tasks or benchmarks of MTEB, or folders with queries, corpus and qrels.
         scoring: `causal`, `masked` or `mntp`; by default as the model's folder says.
-        limit: evaluate on the first documents of each task only.
-        check: whether to raise the error of tasks that failed, once the others are evaluated; else it is the `failure`.
+        limit: number of documents of each task, its first; None for all.
+        check: whether to raise the error of failed tasks after the others are evaluated; otherwise it is the result's `failure`.
         folders: `StudyFolders`.
 
     Raises:
