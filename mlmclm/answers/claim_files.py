@@ -32,5 +32,5 @@ def read_claims(files: Sequence[str | Path] | None = None, beside: Path | None =
     """
     names = names_in(CLAIMS) if files is None else files
     paths = for_each(names, lambda name: packaged_or_own("claims", name, CLAIMS, beside))
-    read = for_each(dict.fromkeys(paths), lambda path: load_config(ClaimFile, path))
-    return tuple(SourcedClaim(name, file.source, claim) for file in read for name, claim in file.claims.items())
+    loaded = for_each(dict.fromkeys(paths), lambda path: load_config(ClaimFile, path))
+    return tuple(SourcedClaim(name, file.source, claim) for file in loaded for name, claim in file.claims.items())

@@ -33,10 +33,10 @@ class Comparison:
             the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
             and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
             paired comparison over examples (`analysis.pairs.compare`).
-        left_out: task, or several together -> why it is left out.
-        over: the same for families of tasks and the mean over tasks, as in the report; empty for cells and where tasks or a score
-            are chosen.
-        notes: what else differs between the two, and which cells are missing, in sentences.
+        left_out: the reason why a task, or a family of tasks, is left out, by its name.
+        over: the same for families of tasks and the mean over tasks, as in the report; empty for cells, and where the user
+            has chosen tasks or a score.
+        notes: sentences that say what else differs between the two, and which cells are missing.
         pretraining: how many pretraining runs each model has, in words; empty for cells.
         unit: what the sides are paired over: `example` or `task`.
         sides: the names of the two.
@@ -52,16 +52,16 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """On what the two differ clearly, first of all on what they do not; a lead that is not above chance is none."""
-        named: dict[str, list[str]] = {}
+        """Sentences that say on which tasks there is no clear difference, then on which a side is ahead; a lead at chance level is none."""
+        tasks: dict[str, list[str]] = {}
         rows = [*self.over, *self.rows]
         for row in [row for row in rows if "p_holm" in row] or rows:
             ahead, name = ("first", self.sides[0]) if row["difference"] > 0 else ("second", self.sides[1])
             clear = row.get("p_holm", row["p"]) < 1 - row["confidence"] and ahead not in row.get("at_chance", ())
             words = f"{name} scores higher" if row.get("apart", clear) else NO_DIFFERENCE
-            named.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
-        order = sorted(named, key=lambda words: (words != NO_DIFFERENCE, words))
-        return "\n".join(f"{words} on {', '.join(named[words])}." for words in order)
+            tasks.setdefault(words, []).append("the mean over tasks" if row.get("kind") == "all" else row["task"])
+        order = sorted(tasks, key=lambda words: (words != NO_DIFFERENCE, words))
+        return "\n".join(f"{words} on {', '.join(tasks[words])}." for words in order)
 
     def __repr__(self) -> str:
         return (
@@ -90,8 +90,8 @@ def compare_results(results: Sequence[Mapping[str, Any]], kept: ExampleSource, *
     metrics = [result["metric"] for result in results]
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
-    one, other = (kept.examples(result) for result in results)
-    row = _on_examples(results[0]["task"], [one], [other], metric or metrics[0])
+    first, second = (kept.examples(result) for result in results)
+    row = _on_examples(results[0]["task"], [first], [second], metric or metrics[0])
     notes = setup_sentences(setup_differences({"the first": results[:1], "the second": results[1:]}))
     return Comparison([row], {}, notes=tuple(notes))
 
@@ -110,7 +110,7 @@ def compare_models(
     """Compare two models of a study, each at its best learning rates.
 
     Args:
-        chosen: the results there, by (model, task) and seed.
+        chosen: the results at these learning rates, by (model, task) and seed.
         tasks: those to compare on.
         whole: whether these are all of the study's.
         metric: a score in place of the tasks' main one.
@@ -139,28 +139,28 @@ def compare_models(
         for number, task in enumerate(tasks, 1):
             sides = [
                 {
-                    (run, seed): each
+                    (run, seed): result
                     for run in analysis.groups[name]
-                    for seed, each in chosen.get((run, task), {}).items()
+                    for seed, result in chosen.get((run, task), {}).items()
                 }
                 for name in names
             ]
             row = next((row for row in reported if (row["kind"], row["scope"]) == ("task", task)), None)
             if not all(sides) or row is None:
-                lacking = [name for name, own in zip(names, sides, strict=True) if not own]
+                lacking = [name for name, side in zip(names, sides, strict=True) if not side]
                 left_out[task] = f"no cell of {' and '.join(lacking)} has a score there"
             else:
                 try:
-                    found = _of_task(analysis, row, sides, kept, metric) | _standing(analysis, names, task)
-                    rows.append(found | _plain_means(analysis, found, names))
+                    compared = _of_task(analysis, row, sides, kept, metric) | _standing(analysis, names, task)
+                    rows.append(compared | _plain_means(analysis, compared, names))
                 except _LeftOut as reason:
                     left_out[task] = str(reason)
             bar.update(number)
     if not rows:
-        named: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for task, why in left_out.items():
-            named.setdefault(why, []).append(task)
-        raise UserError("; ".join([*(f"{', '.join(own)}: {why}" for why, own in named.items()), remedy]))
+            reasons.setdefault(why, []).append(task)
+        raise UserError("; ".join([*(f"{', '.join(scopes)}: {why}" for why, scopes in reasons.items()), remedy]))
     over: list[dict[str, Any]] = []
     for row in reported if whole and metric is None else ():
         if row["kind"] == "task" or (row["kind"] == "all" and len(tasks) == 1):
@@ -189,40 +189,40 @@ def _of_task(
     kept: ExampleSource,
     metric: str | None,
 ) -> dict[str, Any]:
-    """Return the comparison of two models on a task: the report's, or one over examples where it has no interval."""
+    """Return the comparison of two models on a task: the report's, or one over examples where the report has no interval."""
     task = reported["scope"]
     main = next(iter(sides[0].values()))["metric"]
     if metric in (None, main) and not math.isnan(reported["low"]):
         rates = _rates("first", sides[0].values()) | _rates("second", sides[1].values())
-        own, other = (analysis.effects[reported[side], task] for side in ("model_a", "model_b"))
+        effect_a, effect_b = (analysis.effects[reported[side], task] for side in ("model_a", "model_b"))
         return {
             "task": task,
             "metric": main,
-            "first": own.score().value,
-            "second": other.score().value,
+            "first": effect_a.score().value,
+            "second": effect_b.score().value,
             **_difference(analysis, reported),
             "seeds": min(map(len, sides)),
-            "covers": SEEDS if own.folds is None or other.folds is None else BOTH,
+            "covers": SEEDS if effect_a.folds is None or effect_b.folds is None else BOTH,
             **rates,
         }
     # Over examples alone, each model is its first pretraining run.
     first = [
-        {seed: each for (run, seed), each in own.items() if run == reported[side]}
-        for own, side in zip(sides, ("model_a", "model_b"), strict=True)
+        {seed: result for (run, seed), result in results.items() if run == reported[side]}
+        for results, side in zip(sides, ("model_a", "model_b"), strict=True)
     ]
     common = sorted(first[0].keys() & first[1].keys())
     if not common:
         raise _LeftOut("the models have no scored cells of the same seed at their best learning rates")
     try:
-        one, two = (for_each([own[seeds] for seeds in common], kept.examples) for own in first)
+        one, two = (for_each([results[seeds] for seeds in common], kept.examples) for results in first)
     except UserError as error:
-        reason, *others = str(error).splitlines()
-        more = " (and other cells)" if others else ""
+        reason, *rest = str(error).splitlines()
+        more = " (and other cells)" if rest else ""
         raise _LeftOut(f"{reason.rstrip('.')}{more}") from error
     if metric not in (None, main):
-        found = _with_seeds(task, one, two, metric or main, analysis.confidence)
-        if not math.isnan(found["low"]):
-            return found
+        row = _with_seeds(task, one, two, metric or main, analysis.confidence)
+        if not math.isnan(row["low"]):
+            return row
     return _on_examples(task, one, two, metric or main, analysis.confidence)
 
 
@@ -253,7 +253,7 @@ def _of_several(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, An
 
 
 def _difference(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a difference as the report has it."""
+    """Return the columns of a difference, as in the report."""
     from mlmclm.reports.wording import clearly_different
 
     numbers = {name: reported[name] for name in ("difference", "low", "high", "p", "p_holm", "p_verdict", "tests")}
@@ -265,14 +265,14 @@ def _difference(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, An
 
 
 def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
-    """Return in what the cells of two models were computed differently."""
+    """Return the differences between how the cells of two models were computed."""
     from mlmclm.analysis.setups import SetupDifference
 
-    own = [
-        SetupDifference(each.what, {name: each.values[name] for name in names if name in each.values}, each.tasks)
-        for each in analysis.setups
+    differences = [
+        SetupDifference(setup.what, {name: setup.values[name] for name in names if name in setup.values}, setup.tasks)
+        for setup in analysis.setups
     ]
-    return [each for each in own if each.may_differ]
+    return [difference for difference in differences if difference.may_differ]
 
 
 def _with_seeds(
@@ -295,8 +295,8 @@ def _with_seeds(
 
 def _on_examples(
     task: str,
-    ones: Sequence[KeptExamples],
-    others: Sequence[KeptExamples],
+    first: Sequence[KeptExamples],
+    second: Sequence[KeptExamples],
     metric: str,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
@@ -304,37 +304,37 @@ def _on_examples(
     from mlmclm.analysis.pairs import compare
 
     pair = compare(
-        ones,
-        others,
+        first,
+        second,
         metric=metric,
-        measures=measures_of(ones[0], metric),
-        gold=gold_of(ones[0]),
+        measures=measures_of(first[0], metric),
+        gold=gold_of(first[0]),
         confidence=confidence,
     )
-    rates = _rates("first", [cell.result for cell in ones]) | _rates("second", [cell.result for cell in others])
+    rates = _rates("first", [cell.result for cell in first]) | _rates("second", [cell.result for cell in second])
     return {"task": task, **asdict(pair), "covers": EXAMPLES, **rates}
 
 
 def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a side's learning rate (None where its seeds use different ones), the rate of each seed in order, and the best settings,
-    of each pretraining run, if the grid has several."""
+    """Return a side's learning rate (None where its seeds use different ones), the rate of each seed in order, and, if the grid
+    has several settings, the best ones of its pretraining runs."""
     used = [(result["learning_rate"], result.get("setting", "")) for result in results]
     rates, settings = [rate for rate, _ in used], list(dict.fromkeys(setting for _, setting in used if setting))
-    found = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
-    return {**found, **({f"{side}_settings": settings} if settings else {})}
+    columns = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
+    return {**columns, **({f"{side}_settings": settings} if settings else {})}
 
 
 def _plain_means(analysis: Analysis, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the plain means of the test scores, beside scores of the report, which are of the runs that learn."""
+    """Return each model's mean test score over all runs; the report's scores leave out runs that do not learn."""
     from mlmclm.analysis.results import records
 
     if "p_holm" not in row:
         return {}
     means = {
         name: [
-            each["test_mean"]
-            for each in records(analysis.best)
-            if each["model"] in analysis.groups[name] and each["task"] == row["task"]
+            best["test_mean"]
+            for best in records(analysis.best)
+            if best["model"] in analysis.groups[name] and best["task"] == row["task"]
         ]
         for name in names
     }
@@ -343,7 +343,7 @@ def _plain_means(analysis: Analysis, row: Mapping[str, Any], names: Sequence[str
 
 
 def _standing(analysis: Analysis, names: Sequence[str], task: str) -> dict[str, Any]:
-    """Return what the study's analysis says of two models' scores on a task.
+    """Return what the study's analysis says about two models' scores on a task.
 
     `chance` is the chance level of the main score `chance_of` (NaN if it is not known), `at_chance` lists the models that
     are not above it, `constant` those that predict the same for every example with every seed, and `final` is False if
@@ -355,5 +355,5 @@ def _standing(analysis: Analysis, names: Sequence[str], task: str) -> dict[str, 
     rows = [row for row in records(analysis.best) if row["model"] in names and row["task"] == task]
     low = [row["model"] for row in rows if above_chance(row["score"], row["score_low"], row["chance"]) == "no"]
     alike = [row["model"] for row in rows if row["constant"] and row["constant"] == row["n"]]
-    told = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}
-    return {**told, "final": all(row["final"] for row in rows)}
+    facts = {"chance": rows[0]["chance"], "chance_of": rows[0]["metric"], "at_chance": low, "constant": alike}
+    return {**facts, "final": all(row["final"] for row in rows)}

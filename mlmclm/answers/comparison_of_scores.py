@@ -29,7 +29,7 @@ from mlmclm.results.measures import Array, Measure, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
 
 SHOWN = 3
-"""Most names of examples that a message shows."""
+"""Maximum number of examples that a message names."""
 NO_TASK = "scores"
 """Stands for the task of a format that has none."""
 _SCORE = "score"
@@ -67,7 +67,7 @@ def compare(
         Each task's difference. The interval covers seeds and examples where a side has several seeds
             (`analysis.pairs.compare_with_seeds`); where the noise of seeds is not known, it is a paired comparison over examples
             (`analysis.pairs.compare`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
-            `rates_tried` is the number of learning rates of which a side's were chosen; interval and tests know nothing of this choice.
+            `rates_tried` is the number of learning rates from which a side's best was chosen; interval and tests ignore this choice.
             `chance` is the stated chance level, None without one, and `at_chance` lists the sides, `first` or `second`, that are not
             above it: no verdict is based on their lead.
 
@@ -77,30 +77,30 @@ def compare(
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
     if scores:
-        found = [read(Path(path), reader, {first, second}) for path in scores]
-        pairs = _of_names((first, second), [run for _, runs in found for run in runs], scores, reader)
+        loaded = [read(Path(path), reader, {first, second}) for path in scores]
+        pairs = _of_names((first, second), [run for _, runs in loaded for run in runs], scores, reader)
     else:
-        found = [read(Path(path), reader) for path in (first, second)]
-        pairs = _only_run(first, found[0][1]), _only_run(second, found[1][1])
-    units = {one.unit for one, _ in found}
+        loaded = [read(Path(path), reader) for path in (first, second)]
+        pairs = _only_run(first, loaded[0][1]), _only_run(second, loaded[1][1])
+    units = {source.unit for source, _ in loaded}
     if len(units) > 1:
         raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
-    told_by, unit = " or ".join(sorted({one.told_by for one, _ in found})), units.pop()
+    told_by, unit = " or ".join(sorted({source.told_by for source, _ in loaded})), units.pop()
     sides = [by_task(runs) for runs in pairs]
     if rule is not None and not any(
-        len({run.learning_rate for run in own}) > 1 for side in sides for own in side.values()
+        len({run.learning_rate for run in runs}) > 1 for side in sides for runs in side.values()
     ):
         raise UserError(
             f"rule {check_rule(rule)}: {first} and {second} have no task with several learning rates to choose from; leave the rule out."
         )
     labels, left_out = (first, second), dict[str, str]()
-    known = sorted({task or NO_TASK for task in (*sides[0], *sides[1])})
+    names = sorted({task or NO_TASK for task in (*sides[0], *sides[1])})
     for task in tasks:
-        if task not in known:
-            raise unknown("task", task, known)
-    for here, there, name in ((0, 1, first), (1, 0, second)):
+        if task not in names:
+            raise unknown("task", task, names)
+    for side, opposite, name in ((0, 1, first), (1, 0, second)):
         lacking = [
-            task for task in sides[here] if task not in sides[there] and (not tasks or (task or NO_TASK) in tasks)
+            task for task in sides[side] if task not in sides[opposite] and (not tasks or (task or NO_TASK) in tasks)
         ]
         left_out |= dict.fromkeys(lacking, f"only {name} has it")
     both = [task for task in sides[0] if task in sides[1] and (not tasks or (task or NO_TASK) in tasks)]
@@ -119,14 +119,14 @@ def compare(
                 seeds = [
                     seeds_at_rate(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)
                 ]
-            except UserError as error:  # this task has no score to compare, which says nothing of the others
+            except UserError as error:  # other tasks may still have a score to compare
                 errors.append(error)
                 left_out[task or NO_TASK] = str(error)
                 continue
             tried = [
                 len({run.learning_rate for run in runs if run.metric == chosen or not run.metric}) for runs in pair
             ]
-            one, other, left = _same_seeds(labels, seeds, task)
+            one, other, seeds_left_out = _same_seeds(labels, seeds, task)
             (one, other), dropped = same_examples(labels, (one, other), task, told_by, unit, common)
             name = task or NO_TASK
             level = chances.get(name)
@@ -137,7 +137,7 @@ def compare(
             rows.append(
                 {"task": name}
                 | _row(labels, one, other, chosen, confidence)
-                | {"seeds_left_out": left, "examples_left_out": dropped, "rates_tried": max(tried)}
+                | {"seeds_left_out": seeds_left_out, "examples_left_out": dropped, "rates_tried": max(tried)}
                 | _standing(labels, (one, other), level, confidence)
             )
     if errors and (tasks or not rows):
@@ -149,21 +149,21 @@ def compare(
 
 
 def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
-    found = reader_of(path, reader)
-    return found, found.runs(path, only)
+    source = reader_of(path, reader)
+    return source, source.runs(path, only)
 
 
 def _of_names(
     names: tuple[str, str], runs: Sequence[ScoredRun], paths: Sequence[str | Path], reader: str | None
 ) -> tuple[list[ScoredRun], list[ScoredRun]]:
     """Return the runs of both names."""
-    known = {run.run for run in runs}
+    run_names = {run.run for run in runs}
     for name in names:
-        if name not in known:
-            every = {own for path in paths for own in reader_of(Path(path), reader).names(Path(path))}
-            raise unknown("run", name, sorted(every), where=", ".join(map(str, paths)))
-    one, other = ([run for run in runs if run.run == name] for name in names)
-    return one, other
+        if name not in run_names:
+            all_names = {label for path in paths for label in reader_of(Path(path), reader).names(Path(path))}
+            raise unknown("run", name, sorted(all_names), where=", ".join(map(str, paths)))
+    first, second = ([run for run in runs if run.run == name] for name in names)
+    return first, second
 
 
 def _only_run(path: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
@@ -176,7 +176,7 @@ def _only_run(path: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
 
 
 def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
-    found: dict[str, list[ScoredRun]] = {}
+    runs_by_task: dict[str, list[ScoredRun]] = {}
     places = set()
     for run in runs:
         if run.place in places:
@@ -185,18 +185,18 @@ def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
                 f"{run.run}: {run.task or NO_TASK} has two sets of {run.metric}{seed}. Give the path of one of them."
             )
         places.add(run.place)
-        found.setdefault(run.task, []).append(run)
-    return found
+        runs_by_task.setdefault(run.task, []).append(run)
+    return runs_by_task
 
 
 def main_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
-    """Return the metric that all sides have: the only one, a format's main one, or the first that stands for a task."""
-    own, *others = ([*dict.fromkeys(run.metric for run in runs)] for runs in sides)
-    both = [name for name in own if all(name in each for each in others)]
+    """Return the metric by which to compare a task: the only one that all sides have, or the main one among several."""
+    first, *rest = ([*dict.fromkeys(run.metric for run in runs)] for runs in sides)
+    both = [name for name in first if all(name in metrics for metrics in rest)]
     if not both:
-        place = next(place for place, each in enumerate(others, 1) if not set(own) & set(each) or place == len(others))
+        place = next(place for place, names in enumerate(rest, 1) if not set(first) & set(names) or place == len(rest))
         raise UserError(
-            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(own)}, {labels[place]} {_listed(others[place - 1])}."
+            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(first)}, {labels[place]} {_listed(rest[place - 1])}."
         )
     for main in ("main_score", *MAIN_METRICS):
         for name in both:
@@ -211,19 +211,17 @@ def seeds_at_rate(
     label: str, runs: Sequence[ScoredRun], metric: str, task: str, rule: str | None
 ) -> dict[str, ScoredRun]:
     """Return a side's run of each seed, at the chosen learning rate where there are several."""
-    own = [run for run in runs if run.metric == metric or not run.metric]
-    if not own:
+    scored = [run for run in runs if run.metric == metric or not run.metric]
+    if not scored:
         raise unknown("metric", metric, sorted({run.metric for run in runs}), where=f"{label}, {task or NO_TASK}")
-    for run in own:
+    for run in scored:
         if run.fault:
-            others = sorted(
-                {each.metric for each in runs if not any(it.fault for it in runs if it.metric == each.metric)}
-            )
-            remedy = f" --metric names another score: {_listed(others, len(others))}." if others else ""
+            usable = sorted({run.metric for run in runs} - {run.metric for run in runs if run.fault})
+            remedy = f" --metric names another score: {_listed(usable, len(usable))}." if usable else ""
             raise UserError(f"{run.fault}{remedy}")
-    if len({run.learning_rate for run in own}) > 1:
-        own = _chosen(label, own, task, rule)
-    return {run.seed: run for run in own}
+    if len({run.learning_rate for run in scored}) > 1:
+        scored = _chosen(label, scored, task, rule)
+    return {run.seed: run for run in scored}
 
 
 def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) -> list[ScoredRun]:
@@ -240,9 +238,9 @@ def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) 
         scores = {"validation": run.validation, "test": float(run.scores.mean()), "place": place}
         rows.append(row(run.learning_rate, run.seed, "ok") | scores)
     # Nothing is still to be run here: a rate that lacks a seed has lost it, and a mean over the others would flatter the rate.
-    there = {(run.learning_rate, run.seed) for run in runs}
-    every = itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs})
-    rows += [row(*place, "diverged") for place in every if place not in there]
+    present = {(run.learning_rate, run.seed) for run in runs}
+    grid = itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs})
+    rows += [row(*cell, "diverged") for cell in grid if cell not in present]
     return [runs[row["place"]] for row in picked_cells(rows, check_rule(rule or "mean"))]
 
 
@@ -260,7 +258,7 @@ def _same_seeds(
     return (
         [one[seed] for seed in both],
         [other[seed] for seed in both],
-        {name: own for name, own in left.items() if own},
+        {name: seeds for name, seeds in left.items() if seeds},
     )
 
 
@@ -277,15 +275,15 @@ def same_examples(
     Raises:
         UserError: the sides have different examples, and `common` is not given, or they have none in common.
     """
-    every = [(label, run) for label, runs in zip(labels, sides, strict=True) for run in runs]
-    wanted = dict.fromkeys(every[0][1].identities)
+    labelled = [(label, run) for label, runs in zip(labels, sides, strict=True) for run in runs]
+    wanted = dict.fromkeys(labelled[0][1].identities)
     union = dict(wanted)
-    for label, run in every[1:]:
-        there = dict.fromkeys(run.identities)
-        if not common and there.keys() != wanted.keys():
-            _refuse(every[0], (label, run), list(wanted), list(there), task, told_by, unit)
-        union |= there
-        wanted = {identity: None for identity in wanted if identity in there}
+    for label, run in labelled[1:]:
+        identities = dict.fromkeys(run.identities)
+        if not common and identities.keys() != wanted.keys():
+            _refuse(labelled[0], (label, run), list(wanted), list(identities), task, told_by, unit)
+        union |= identities
+        wanted = {identity: None for identity in wanted if identity in identities}
     if not wanted:
         raise UserError(f"{task or NO_TASK}: {' and '.join(labels)} have no {unit} in common.")
     return [[run.only(list(wanted)) for run in runs] for runs in sides], len(union) - len(wanted)
@@ -300,12 +298,12 @@ def _refuse(
     told_by: str,
     unit: str,
 ) -> NoReturn:
-    """Raise the error of two runs with different examples, which says which."""
+    """Raise the error that two runs have different examples; it names some of them."""
     sides = [f"{label}, seed {run.seed}" if run.seed else label for label, run in (first, second)]
-    names = [{name for name, _ in own} for own in (one, other)]
+    names = [{name for name, _ in identities} for identities in (one, other)]
     parts = []
-    for own, their, label in ((one, names[1], sides[0]), (other, names[0], sides[1])):
-        lacking = [name for name, _ in own if name not in their]
+    for identities, other_names, label in ((one, names[1], sides[0]), (other, names[0], sides[1])):
+        lacking = [name for name, _ in identities if name not in other_names]
         if lacking:
             parts.append(f"{len(lacking):,} only in {label} ({_listed(lacking)})")
     both = set(one) & set(other)
@@ -348,40 +346,40 @@ def _standing(
     chance: float | None,
     confidence: float,
 ) -> dict[str, Any]:
-    """Return the chance level of a task, and the sides that are not above it: their whole interval would have to be."""
+    """Return the chance level of a task, and the sides that are not above it with their whole interval."""
     if chance is None:
         return {"chance": None, "at_chance": []}
-    found, groups = [], groups_of_examples(labels, sides)
+    at_chance, groups = [], groups_of_examples(labels, sides)
     for side, runs in zip(("first", "second"), sides, strict=True):
-        own = score_of_seeds([WeightedMean(run.scores) for run in runs], len(runs[0].examples), groups)
-        low = own.score(confidence).low
-        if math.isnan(low) and own.folds is not None:  # the noise of seeds is not known
-            variance, freedom = fold_variance(own.folds)
-            low = estimate(own.seeds.value, math.sqrt(variance) or math.nan, freedom, confidence=confidence).low
-        if above_chance(own.seeds.value, low, chance) == "no":
-            found.append(side)
-    return {"chance": chance, "at_chance": found}
+        effect = score_of_seeds([WeightedMean(run.scores) for run in runs], len(runs[0].examples), groups)
+        low = effect.score(confidence).low
+        if math.isnan(low) and effect.folds is not None:  # the noise of seeds is not known
+            variance, freedom = fold_variance(effect.folds)
+            low = estimate(effect.seeds.value, math.sqrt(variance) or math.nan, freedom, confidence=confidence).low
+        if above_chance(effect.seeds.value, low, chance) == "no":
+            at_chance.append(side)
+    return {"chance": chance, "at_chance": at_chance}
 
 
 def groups_of_examples(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]]) -> Array | None:
-    """Return the number of each example's group; None if examples stand by themselves. A `UserError` if the runs differ in them."""
-    known = [(label, run.groups) for label, runs in zip(labels, sides, strict=True) for run in runs if run.groups]
-    for label, groups in known[1:]:
-        if list(groups) != list(known[0][1]):
-            place = next(place for place, pair in enumerate(zip(groups, known[0][1], strict=True)) if len({*pair}) > 1)
+    """Return the number of each example's group, or None without groups; a `UserError` if the runs group examples differently."""
+    grouped = [(label, run.groups) for label, runs in zip(labels, sides, strict=True) for run in runs if run.groups]
+    for label, groups in grouped[1:]:
+        if list(groups) != list(grouped[0][1]):
+            place = next(place for place, (a, b) in enumerate(zip(groups, grouped[0][1], strict=True)) if a != b)
             example = sides[0][0].examples[place]
             raise UserError(
                 f"{sides[0][0].task or NO_TASK}: example {example!r} is in group {groups[place]!r} for {label} and in "
-                f"{known[0][1][place]!r} for {known[0][0]}."
+                f"{grouped[0][1][place]!r} for {grouped[0][0]}."
             )
-    return group_numbers(known[0][1]) if known else None
+    return group_numbers(grouped[0][1]) if grouped else None
 
 
 def _kept(label: str, run: ScoredRun, groups: Array | None) -> KeptExamples:
     """Return a run's scores in the form of a cell's examples."""
-    about = {"key": label, "task": run.task or NO_TASK, "family": "", "task_data": "", "protocol": {}}
-    own = {} if groups is None else {GROUP: groups}
-    return KeptExamples(about, {_SCORE: np.asarray(run.scores, dtype=np.float64)} | own, ())
+    result = {"key": label, "task": run.task or NO_TASK, "family": "", "task_data": "", "protocol": {}}
+    columns = {} if groups is None else {GROUP: groups}
+    return KeptExamples(result, {_SCORE: np.asarray(run.scores, dtype=np.float64)} | columns, ())
 
 
 def _measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

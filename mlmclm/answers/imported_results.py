@@ -1,4 +1,4 @@
-"""Results of a study that another tool has run, read into a record like one's own."""
+"""Results of a study that another tool has run, read into a `StudyRecord`."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def import_results(
         path: a folder or file in this format.
         rule: how the best learning rate is chosen: `mean`, `per_seed` or `on_test`.
         baseline: the model that the others are compared with.
-        split: `test`, or `validation` to analyse these scores in the place of test scores.
-        absent: what a run that the grid lacks is: `missing`, or `diverged`, as in the published study.
+        split: `test`, or `validation` to analyse validation scores in place of test scores.
+        absent: how to count a run that the grid lacks: `missing`, or `diverged` as in the published study.
         models: only these; empty for all.
         tasks: only these; empty for all.
         learning_rates: only these; empty for all.
         chances: by task, the score that it gives without a model.
-        name: of the study in its report; by default that of the path.
+        name: the name of the study in its report; by default that of the path.
 
     Raises:
         UserError: a name is unknown, or the files are malformed.
@@ -67,26 +67,26 @@ def import_results(
         if value not in allowed:
             raise unknown(kind, value, allowed)
     place = Path(path)
-    known = reader_of(place, reader)
-    found = known.results(place)
+    source = reader_of(place, reader)
+    results = source.results(place)
     if absent == "diverged":
-        found += list(_absent(found))
+        results += list(_absent(results))
     for key, wanted in (("model", models), ("task", tasks), ("learning_rate", learning_rates)):
-        there = dict.fromkeys(result[key] for result in found)
-        for each in wanted:
-            if each not in there:
-                raise unknown(key.replace("_", " "), each, sorted(there), where=str(path))
-        found = [result for result in found if not wanted or result[key] in wanted]
-    if not found:
+        present = dict.fromkeys(result[key] for result in results)
+        for choice in wanted:
+            if choice not in present:
+                raise unknown(key.replace("_", " "), choice, sorted(present), where=str(path))
+        results = [result for result in results if not wanted or result[key] in wanted]
+    if not results:
         raise UserError(f"{path}: no run of these models on these tasks at these learning rates.")
     for task, level in chances.items():
         if not -1 <= level <= 1:
             raise UserError(
                 f"chance level of {task}: {level:g}; scores are fractions of 1, so expected is a number up to 1."
             )
-    levels = stated_chances(chances, {result["task"] for result in found})
-    whole = place.resolve()
-    given: dict[str, Collection[str | None]] = {
+    levels = stated_chances(chances, {result["task"] for result in results})
+    resolved = place.resolve()
+    flags: dict[str, Collection[str | None]] = {
         "--rule": [rule],
         "--baseline": [baseline],
         "--split": [split],
@@ -96,13 +96,13 @@ def import_results(
         "--lr": [rate_text(rate) for rate in learning_rates],
         "--chance": [f"{task}={level:g}" for task, level in chances.items()],
     }
-    options = [shlex.join((option, value)) for option, values in given.items() for value in values if value is not None]
+    options = [shlex.join((option, value)) for option, values in flags.items() for value in values if value is not None]
     command = " ".join(["mlmclm import", reader, shlex.quote(str(path)), *options])
-    rows = [_of_split(result, split) for result in found]
+    rows = [_of_split(result, split) for result in results]
     grid = observed_grid(results_table(rows))
     plans = {model: plan for model in grid.models if (plan := _plan(model)) is not None}
     ranges = {row["task"]: (0.0, 1.0) for row in rows if row["metric"] != "spearman"}
-    study = name or (whole.stem if whole.is_file() else whole.name)
+    study = name or (resolved.stem if resolved.is_file() else resolved.name)
 
     def about() -> tuple[StudyFacts, ComputedStates]:
         kinds = {row["task"]: row for row in rows}
@@ -116,19 +116,19 @@ def import_results(
         return facts, UNKNOWN_STATES
 
     setting = AnalysisSetting(grid, check_rule(rule), baseline, levels, replicates_among(plans), ranges)
-    # Scores of single examples are known of test splits alone.
-    kept = known if split == "test" else Outcomes()
+    # Other tools keep scores of single examples for test splits alone.
+    kept = source if split == "test" else Outcomes()
     return Results(StudyRecord(study, rows, setting, kept, about, read_claims))
 
 
 def _model_facts(model: str) -> ModelFacts:
-    """Return what a model's name says of its pretraining, if it is a name as of the models that are trained here."""
+    """Return the facts about a model, with those of its pretraining if its name follows the grammar of names (`plans.names`)."""
     plan = _plan(model)
     return ModelFacts(model, "external", **({} if plan is None else named_facts(plan)))
 
 
 def _plan(model: str) -> ModelName | None:
-    """Return the plan that a model's name states; None if it doesn't follow the grammar of names (`plans.names`)."""
+    """Return the plan that a model's name states; None if it doesn't follow the grammar of names."""
     with suppress(UserError):
         return parse(model)
     return None
@@ -138,21 +138,21 @@ def _of_split(result: dict[str, Any], split: str) -> dict[str, Any]:
     """Return a result whose test scores are those of a split."""
     if split == "test" or result["status"] == "diverged":
         return result
-    known = result["scores"].get(split)
-    return {**result, "scores": {"validation": known, "test": known}}
+    scores = result["scores"].get(split)
+    return {**result, "scores": {"validation": scores, "test": scores}}
 
 
 def _absent(results: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a diverged result for every run that a grid lacks: each rate and seed of a task, for its models with any run."""
+    """Yield a diverged result for each missing run: each rate and seed of a task, for each model with any run on it."""
     grids: dict[str, set[tuple[float, int]]] = {}
-    there: dict[tuple[str, str], set[tuple[float, int]]] = {}
+    present: dict[tuple[str, str], set[tuple[float, int]]] = {}
     for result in results:
         cell = result["learning_rate"], result["seed"]
         grids.setdefault(result["task"], set()).add(cell)
-        there.setdefault((result["model"], result["task"]), set()).add(cell)
+        present.setdefault((result["model"], result["task"]), set()).add(cell)
     kinds = {result["task"]: (result["family"], result["metric"]) for result in results}
-    for (model, task), own in sorted(there.items()):
-        for rate, seed in sorted(grids[task] - own):
+    for (model, task), cells in sorted(present.items()):
+        for rate, seed in sorted(grids[task] - cells):
             yield {
                 "key": f"{model}/{task}/lr{rate_text(rate)}_sd{seed} (absent)",
                 "model": model,

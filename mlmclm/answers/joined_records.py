@@ -24,11 +24,11 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     """Return the published records of the parts of one study as one; models may overlap.
 
     A model that several parts have with equal weights has the cells of all. If its weights differ, because each part has
-    pretrained it, the first part's cells alone are taken, and this is said; so it is of a cell that two parts have computed to
-    different scores.
+    pretrained it, only the first part's cells are taken, and a message says so. If two parts have different scores of a
+    cell, the first part's are taken, again with a message.
 
     Args:
-        parts: the records, by what messages call them.
+        parts: the records, by their names in messages.
 
     Raises:
         UserError: the parts differ in their recipe, corpus, data or search space.
@@ -42,7 +42,7 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     labels: Mapping[str, tuple[str, ...]] = {}
     for name, part in parts.items():
         elsewhere = [
-            model for model, own in part.states.weights.items() if owners.setdefault(model, (own, name))[0] != own
+            model for model, sha in part.states.weights.items() if owners.setdefault(model, (sha, name))[0] != sha
         ]
         unlike = 0
         for model in elsewhere:
@@ -50,9 +50,9 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
         for row in part.rows:
             if row["model"] in elsewhere:
                 continue
-            there = rows.setdefault((row["model"], row["key"]), row)
-            unlike += there["scores"] != row["scores"]
-            if there is row and (table := part.outcomes.table_of(row)) is not None:
+            earlier = rows.setdefault((row["model"], row["key"]), row)
+            unlike += earlier["scores"] != row["scores"]
+            if earlier is row and (table := part.outcomes.table_of(row)) is not None:
                 outcomes.setdefault(row["task"], {}).setdefault(row["key"], table)
         if unlike:
             say(
@@ -66,7 +66,7 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     study = {**first.study, "models": _joined_models([part.study["models"] for part in records])}
     if "tasks" in study:
         study["tasks"] = list(grid.tasks)
-    zero_shot = {(each.model, each.task): each for part in reversed(records) for each in part.facts.zero_shot}
+    zero_shot = {(fact.model, fact.task): fact for part in reversed(records) for fact in part.facts.zero_shot}
     facts = replace(
         first.facts,
         models=tuple(models[name] for name in grid.models),
@@ -74,9 +74,9 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
         zero_shot=tuple(zero_shot.values()),
     )
     stages = {(stage.key, stage.work.began): stage for part in computed for stage in part.stages}
-    of_all = replace(
+    states = replace(
         computed[0],
-        weights={model: own for model, (own, _) in owners.items()},
+        weights={model: sha for model, (sha, _) in owners.items()},
         task_data={task: data for part in reversed(computed) for task, data in part.task_data.items()},
         stages=tuple(stages.values()),
     )
@@ -96,26 +96,26 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
             },
         ),
         kept=Outcomes(
-            {task: joined_tables(own.values()) for task, own in outcomes.items()},
+            {task: joined_tables(by_key.values()) for task, by_key in outcomes.items()},
             {key: labels[key] for _, key in rows if key in labels},
         ),
-        about=lambda: (facts, of_all),
+        about=lambda: (facts, states),
         study=study,
         files={name: content for part in reversed(records) for name, content in part.files.items()},
     )
 
 
 def _check_alike(where: str, first: StudyRecord, name: str, other: StudyRecord) -> None:
-    """Raise a `UserError` that says in what two records differ if they are not parts of one study."""
+    """Raise a `UserError` with the differences of two records if they are not parts of one study."""
     differing = [
         f"{key}: {ours!r} and {theirs!r}"
         for key in dict.fromkeys((*first.study, *other.study))
         if key not in MAY_DIFFER and (ours := first.study.get(key)) != (theirs := other.study.get(key))
     ]
-    here, there = first.states, other.states
-    if here.shared != there.shared:
-        differing.append(f"corpus, tokenizer or recipe: {here.shared} and {there.shared}")
-    ours, theirs = here.task_data, there.task_data
+    our_states, their_states = first.states, other.states
+    if our_states.shared != their_states.shared:
+        differing.append(f"corpus, tokenizer or recipe: {our_states.shared} and {their_states.shared}")
+    ours, theirs = our_states.task_data, their_states.task_data
     differing += [
         f"data of task {task}: {ours[task]} and {theirs[task]}"
         for task in ours
@@ -127,17 +127,17 @@ def _check_alike(where: str, first: StudyRecord, name: str, other: StudyRecord) 
         )
 
 
-def _joined_models(given: Sequence[Any]) -> Any:
+def _joined_models(declared: Sequence[Any]) -> Any:
     """Return the models of several files: names, or a mapping of names to sources."""
-    if any(isinstance(each, Mapping) for each in given):
-        named = [each if isinstance(each, Mapping) else named_models(each) for each in given]
-        return {name: source for each in reversed(named) for name, source in each.items()}
-    return list(dict.fromkeys(name for each in given for name in each))
+    if any(isinstance(models, Mapping) for models in declared):
+        named = [models if isinstance(models, Mapping) else named_models(models) for models in declared]
+        return {name: source for models in reversed(named) for name, source in models.items()}
+    return list(dict.fromkeys(name for models in declared for name in models))
 
 
 def _grid(grids: Sequence[Grid]) -> Grid:
-    """Return the grid of all parts: what is missing of it counts as missing."""
-    # Each part has added rates for its own models together, so one that several parts have was tried at those of all.
+    """Return the grid of all parts; a cell of it that no part has counts as missing."""
+    # Each part adds rates for all of its models together. A model of several parts has therefore been tried at the rates of each.
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for grid in grids:
         for place, rates in grid.added.items():
@@ -147,7 +147,7 @@ def _grid(grids: Sequence[Grid]) -> Grid:
         tuple(dict.fromkeys(task for grid in grids for task in grid.tasks)),
         tuple(dict.fromkeys(rate for grid in grids for rate in grid.learning_rates)),
         tuple(dict.fromkeys(seed for grid in grids for seed in grid.seeds)),
-        {task: own for grid in reversed(grids) for task, own in grid.settings.items()},
+        {task: settings for grid in reversed(grids) for task, settings in grid.settings.items()},
         added={place: tuple(rates) for place, rates in added.items()},
         grows=any(grid.grows for grid in grids),
     )

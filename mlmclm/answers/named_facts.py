@@ -1,4 +1,4 @@
-"""Facts about a model's pretraining that its name alone says."""
+"""Facts about a model's pretraining that its name states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.reports.study_facts import Continuation, PhaseFacts
 
 
 def named_facts(name: ModelName) -> dict[str, Any]:
-    """Return what a model's name says of its pretraining."""
+    """Return the size and the phases that a model's name states, as fields of `ModelFacts`."""
     return {"size": name.size, "phases": phase_facts(name)}
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of test examples: as tables of many cells, as scores without some of the examples, and as other tools keep them."""
+"""Outcomes of test examples: as tables of many cells, and as scores that depend on the weights of the examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcomes:
 
     Attributes:
         tables: by task; each has the column `key`, the rows of a key together, and those of `results.examples`.
-        labels: the names of classes or tags by cell, where there are any.
+        labels: the names of classes or tags by cell; cells without any are not in it.
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], kept: ExampleSource) -> Outcomes:
-        """Return the outcomes of all scored cells; those that are damaged or missing are left out, which is said."""
+        """Return the outcomes of all scored cells; damaged or missing ones are left out with a message."""
         parts: dict[str, list[pa.Table]] = {}
         labels: dict[str, tuple[str, ...]] = {}
         scored = {row["key"]: row for row in rows if row["status"] == "ok"}
@@ -42,20 +42,20 @@ class Outcomes:
         with Bar("reading test examples", len(order), unit="cells") as bar:
             for number, row in enumerate(order, 1):
                 try:
-                    found = kept.examples(row)
+                    examples = kept.examples(row)
                 except UserError as error:
                     say(f"left out of the bundle: {error}")
                     continue
-                columns = {**found.columns, **found.predictions}
+                columns = {**examples.columns, **examples.predictions}
                 arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
-                # The scores of ranked documents are as large as all the rest, don't compress, and are in no score of a cell.
-                table = pa.table({name: each for name, each in arrays.items() if not _numbers(each.type)})
-                keys = pa.array([row["key"]] * found.rows, pa.string())
+                # Without the scores of ranked documents: they are as large as all the rest, don't compress, and no score of a cell needs them.
+                table = pa.table({name: array for name, array in arrays.items() if not _numbers(array.type)})
+                keys = pa.array([row["key"]] * examples.rows, pa.string())
                 parts.setdefault(row["task"], []).append(table.add_column(0, "key", keys))
-                if found.label_names:
-                    labels[row["key"]] = found.label_names
+                if examples.label_names:
+                    labels[row["key"]] = examples.label_names
                 bar.update(number)
-        return cls({task: joined_tables(own) for task, own in parts.items()}, labels)
+        return cls({task: joined_tables(tables) for task, tables in parts.items()}, labels)
 
     @cached_property
     def places(self) -> dict[str, dict[str, tuple[int, int]]]:
@@ -85,12 +85,12 @@ class Outcomes:
 
 
 def joined_tables(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return tables below each other; a column that some lack is null there."""
+    """Return the concatenation of tables; a column that a table lacks is null in its rows."""
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 def measure_of(kept: KeptExamples, metric: str) -> Measure:
-    """Return a score of a cell as a function of the weights of its examples; a `UserError` if it has none of that name."""
+    """Return a score of a cell as a function of the weights of its examples; a `UserError` if the cell has no such score."""
     return measure(metric, measures_of(kept, metric)(kept.columns, len(kept.label_names)))
 
 
@@ -102,7 +102,7 @@ def measures_of(kept: KeptExamples, metric: str) -> Callable[[Mapping[str, Array
 
 
 def gold_of(kept: KeptExamples) -> tuple[str, ...]:
-    """Return the columns of a cell that depend on the test data alone, as far as they are known."""
+    """Return the columns of a cell that depend on the test data alone; none for scores of other tools."""
     return () if SCORES in kept.columns else family_of(kept.result).gold_columns
 
 
@@ -120,10 +120,10 @@ def fold_reader(
             kept = [source.examples(by_key[row["key"]]) for row in rows]
         except UserError:  # some are damaged, or not known
             return None
-        if not kept or kept[0].units < 2 or len({each.rows for each in kept}) > 1:
+        if not kept or kept[0].units < 2 or len({cell.rows for cell in kept}) > 1:
             return None
         return fold_scores(
-            mean_over_seeds([measure_of(each, rows[0]["metric"]) for each in kept]), kept[0].rows, kept[0].groups
+            mean_over_seeds([measure_of(cell, rows[0]["metric"]) for cell in kept]), kept[0].rows, kept[0].groups
         )
 
     return folds

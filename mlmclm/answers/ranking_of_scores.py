@@ -27,11 +27,11 @@ class RankingOfScores(NamedTuple):
     """Models in order.
 
     Attributes:
-        tasks: those that the means are over, each with its score.
-        examples: by task, how many, or of tasks where the format has no examples.
+        tasks: the tasks that the means are over, each with the name of its score.
+        examples: the number of examples by task, or of tasks where the format has no examples.
         unit: what has a score: `example` or `task`.
         seeds: the smallest and the largest number of a model's seeds on a task.
-        left_out: task -> why.
+        left_out: the reason why a task is left out, by its name.
     """
 
     ranking: RankedModels
@@ -61,14 +61,14 @@ def rank(
     Raises:
         UserError: a file is malformed, there are fewer than two models, they have no task or other examples in common.
     """
-    found = [(path, *read(Path(path), reader)) for path in paths]
-    units = {one.unit for _, one, _ in found}
+    loaded = [(path, *read(Path(path), reader)) for path in paths]
+    units = {source.unit for _, source, _ in loaded}
     if len(units) > 1:
         raise UserError("some files have scores of examples and others scores of tasks; rank them apart.")
-    told_by, unit = " or ".join(sorted({one.told_by for _, one, _ in found})), units.pop()
-    times = Counter(name for _, _, runs in found for name in {run.run for run in runs})
+    told_by, unit = " or ".join(sorted({source.told_by for _, source, _ in loaded})), units.pop()
+    times = Counter(name for _, _, runs in loaded for name in {run.run for run in runs})
     sides: dict[str, dict[str, list[ScoredRun]]] = {}
-    for path, _, runs in found:
+    for path, _, runs in loaded:
         for name in dict.fromkeys(run.run for run in runs):
             label = name if times[name] == 1 else f"{path}: {name}"
             sides[label] = by_task([run for run in runs if run.run == name])
@@ -76,31 +76,31 @@ def rank(
         raise UserError(
             f"{', '.join(map(str, paths))}: {', '.join(sides) or 'no model'}; a ranking needs two models or more."
         )
-    every = dict.fromkeys(task for own in sides.values() for task in own)
+    all_tasks = dict.fromkeys(task for side in sides.values() for task in side)
     for task in tasks:
-        if task not in {each or NO_TASK for each in every}:
-            raise unknown("task", task, sorted(each or NO_TASK for each in every))
+        if task not in {name or NO_TASK for name in all_tasks}:
+            raise unknown("task", task, sorted(name or NO_TASK for name in all_tasks))
     left_out, kept, scores, examples, counts = {}, {}, [], {}, set[int]()
-    for task in every:
+    for task in all_tasks:
         name = task or NO_TASK
         if tasks and name not in tasks:
             continue
-        if lacking := [label for label, own in sides.items() if task not in own]:
+        if lacking := [label for label, side in sides.items() if task not in side]:
             left_out[name] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
             continue
-        own = [each[task] for each in sides.values()]
-        chosen = metric or main_metric(list(sides), own, task)
+        runs_by_side = [side[task] for side in sides.values()]
+        chosen = metric or main_metric(list(sides), runs_by_side, task)
         seeds = [
-            list(seeds_at_rate(label, each, chosen, task, rule).values())
-            for label, each in zip(sides, own, strict=True)
+            list(seeds_at_rate(label, runs, chosen, task, rule).values())
+            for label, runs in zip(sides, runs_by_side, strict=True)
         ]
         seeds, _ = same_examples(list(sides), seeds, task, told_by, unit, common)
-        rows = [np.stack([run.scores for run in each]) for each in seeds]
+        rows = [np.stack([run.scores for run in runs]) for runs in seeds]
         if rows[0].shape[1] < 2:
             raise UserError(f"{name}: one {unit} is too little to rank on.")
         scores.append(TaskScores(rows, groups_of_examples(list(sides), seeds)))
         kept[name], examples[name] = chosen, rows[0].shape[1]
-        counts |= {len(each) for each in rows}
+        counts |= {len(side) for side in rows}
     if not kept:
         raise UserError(
             f"the models have no task in common: {'; '.join(f'{task}: {why}' for task, why in left_out.items())}."

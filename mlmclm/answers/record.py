@@ -1,4 +1,4 @@
-"""The record of a study: everything that its report is made of. Published, it is a small folder.
+"""The record of a study: everything that its report is made from. It is published as a small folder.
 
     study.yaml            the study, with its search space, so that others can run it
     tasks/, protocols/, claims/    the files of the user's own that study.yaml names, if any
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "results.csv", "cells.parquet"
 CARD = "README.md"
-SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
-"""Numbers of rows below which the Hub has a category for a data set."""
 """The only file without a checksum, because people edit it."""
+SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
+"""Upper limits of the numbers of rows in the Hub's size categories of data sets."""
 OWN, OUTCOMES = ("tasks", "protocols", "claims"), "examples"
 NAMES = re.compile(
     rf"(bundle|states)\.json|study\.yaml|results\.csv|cells\.parquet|{OUTCOMES}/[^/]+\.parquet|({'|'.join(OWN)})/[^/]+"
@@ -100,7 +100,7 @@ class ComputedStates:
 
 STATES_TYPE: TypeAdapter[ComputedStates] = TypeAdapter(ComputedStates)
 UNKNOWN_STATES = ComputedStates(None, None, None, {}, {})
-"""Those of results of other tools."""
+"""For results of other tools."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class AnalysisSetting:
 
 @dataclass(frozen=True, eq=False)
 class StudyRecord:
-    """Everything that was found in a study, wherever it was: in a store, by another tool, or in a published folder.
+    """The results of a study and what its report needs besides, from a store, another tool, or a published folder.
 
     Attributes:
-        name: the study's.
+        name: the study's name.
         rows: the results, each under the names of its model and setting.
         kept: the source of the outcomes of their test examples.
-        about: returns facts of the models and tasks, without claims, costs and provenance; and the data and settings that the results
-            were computed from. It is called when they are first needed.
+        about: returns facts about the models and tasks, without claims, costs and provenance, and the data and settings that the
+            results were computed from. It is called when they are first needed.
         claims: reads the claims that the report tests.
         kind: the word for the study's file, with which a command computes it: `study` or `sweep`; empty if none does.
         source: its file, for messages; empty where it is the user's own.
@@ -175,22 +175,22 @@ class StudyRecord:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
-    def _told(self) -> tuple[StudyFacts, ComputedStates]:
+    def _about(self) -> tuple[StudyFacts, ComputedStates]:
         return self.about()
 
     @property
     def facts(self) -> StudyFacts:
         """Facts of the models and tasks."""
-        return self._told[0]
+        return self._about[0]
 
     @property
     def states(self) -> ComputedStates:
         """The data and settings that the results were computed from."""
-        return self._told[1]
+        return self._about[1]
 
     @cached_property
     def outcomes(self) -> Outcomes:
-        """The outcomes of all test examples, as a folder has them."""
+        """The outcomes of all test examples, in the form of a published folder."""
         return self.kept if isinstance(self.kept, Outcomes) else Outcomes.of(self.rows, self.kept)
 
     def contents(self) -> dict[str, bytes]:
@@ -207,7 +207,7 @@ class StudyRecord:
         ]
         kinds = {name: pa.string() for name in ("key", "model", "task")}
         schema = pa.schema({**kinds, "labels": pa.list_(pa.string()), "result": pa.string()})
-        found = {
+        files = {
             STUDY: str(yaml.safe_dump(dict(self.study), sort_keys=False, allow_unicode=True)).encode(),
             RESULTS: csv_text(self.table()).encode(),
             CELLS: _parquet(pa.Table.from_pylist(cells, schema=schema)),
@@ -215,7 +215,7 @@ class StudyRecord:
             ABOUT: readable(about_value(replace(self.facts, basis=NO_BASIS), self.setting)).encode(),
             **self.files,
         }
-        return found | {f"examples/{task}.parquet": _parquet(table) for task, table in self.outcomes.tables.items()}
+        return files | {f"examples/{task}.parquet": _parquet(table) for task, table in self.outcomes.tables.items()}
 
     def table(self) -> pd.DataFrame:
         """Return the results as a table, one row a cell: `analysis.results.results_table` with the seconds of each."""
@@ -284,7 +284,7 @@ mlmclm bundle verify FOLDER --cells 10
 """
 
     def write(self, folder: Path) -> None:
-        """Write the folder, whole or not at all.
+        """Write the folder atomically.
 
         Raises:
             UserError: the folder exists and is not empty, or a file of the study has a name that no bundle has.
@@ -294,16 +294,16 @@ mlmclm bundle verify FOLDER --cells 10
             raise UserError(f"--to {folder}: it exists and is not empty; name a new or an empty folder.")
         contents = self.contents()
         check_names(contents, NAMES, f"the study {self.name}")
-        with whole_folder(folder) as made:
+        with whole_folder(folder) as temporary:
             for name, content in contents.items():
-                (made / name).parent.mkdir(exist_ok=True)
-                (made / name).write_bytes(content)
-            (made / CARD).write_text(self.card(), encoding="utf-8")
+                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).write_bytes(content)
+            (temporary / CARD).write_text(self.card(), encoding="utf-8")
             sums = {
                 name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
                 for name, content in contents.items()
             }
-            (made / CHECKSUMS).write_text(readable(sums), encoding="utf-8")
+            (temporary / CHECKSUMS).write_text(readable(sums), encoding="utf-8")
 
 
 def about_value(facts: StudyFacts, setting: AnalysisSetting) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def about_value(facts: StudyFacts, setting: AnalysisSetting) -> dict[str, Any]:
         "grid": _grid_value(setting.grid),
         "rule": setting.rule,
         "baseline": setting.baseline,
-        "chances": {task: {"score": each.score, "how": each.how} for task, each in setting.chances.items()},
+        "chances": {task: {"score": chance.score, "how": chance.how} for task, chance in setting.chances.items()},
         "replicate_of": dict(setting.replicate_of),
     }
 
@@ -332,10 +332,10 @@ def is_bundle(path: Path) -> bool:
 def without_paths(value: Any) -> Any:
     """Return a value with each absolute path in its texts reduced to the last part."""
     if isinstance(value, str):
-        return PATH.sub(lambda found: found[0].rpartition("/")[2], value)
+        return PATH.sub(lambda match: match[0].rpartition("/")[2], value)
     if isinstance(value, Mapping):
-        return {name: without_paths(each) for name, each in value.items()}
-    return [without_paths(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: without_paths(item) for name, item in value.items()}
+    return [without_paths(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _grid_value(grid: Grid) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _grid_value(grid: Grid) -> dict[str, Any]:
         "tasks": list(grid.tasks),
         "learning_rates": list(grid.learning_rates),
         "seeds": list(map(seed_value, grid.seeds)),
-        "settings": {task: list(own) for task, own in grid.settings.items()},
+        "settings": {task: list(settings) for task, settings in grid.settings.items()},
         "added": [[*place, list(rates)] for place, rates in grid.added.items()],
         "grows": grid.grows,
     }

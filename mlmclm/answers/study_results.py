@@ -1,4 +1,4 @@
-"""The results of a study and what follows from them, wherever they are from: a store, a published folder, or another tool."""
+"""The results of a study, from a store, a published folder or another tool, and what follows from them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Results:
     fractions of 1. Cells without a result count as missing.
 
     Attributes:
-        record: everything that was found.
-        runs: the address of the runs behind the results, or the command that shows them; empty if nothing has them.
+        record: the results themselves, and what their report needs besides.
+        runs: the MLflow address of the runs behind the results, or the command that shows them; empty without either.
         failure: the error of zero-shot evaluations that failed.
         files: the files of the report by name, once it is written.
-        grids: Ray Tune's ResultGrid of each experiment of this run, one trial a training; what the store had needed none.
+        grids: Ray Tune's ResultGrid of each experiment of this run, with one trial a training; results from the store need none.
     """
 
     record: StudyRecord
@@ -111,7 +111,7 @@ class Results:
                     continue
         states, further = self.record.states, self.record.setting.replicate_of
         # The stages of first replicates.
-        first = [each.work for each in states.stages if not further.keys() >= {*each.models}]
+        first = [stage.work for stage in states.stages if not further.keys() >= {*stage.models}]
         return self.record.facts.basis.with_costs(self.rows, test_examples=examples, pretraining=first)
 
     @cached_property
@@ -121,13 +121,13 @@ class Results:
 
         facts, states = self.record.facts, self.record.states
         protocol = {**facts.protocol, "rule": self.record.setting.rule}
-        found = replace(facts, protocol=protocol, basis=self.basis, claims=self.record.claims())
+        facts = replace(facts, protocol=protocol, basis=self.basis, claims=self.record.claims())
         if states is UNKNOWN_STATES:
-            return found
+            return facts
         # By key, because two names of the same weights share their cells and the work counts once.
         cells = [cell_work(row) for row in {row["key"]: row for row in self.rows}.values()]
         stages = [stage.work for stage in states.stages]
-        return replace(found, provenance=provenance(stages, cells, corpus=states.corpus, tasks=states.task_data))
+        return replace(facts, provenance=provenance(stages, cells, corpus=states.corpus, tasks=states.task_data))
 
     @cached_property
     def advice(self) -> Advice:
@@ -222,7 +222,7 @@ class Results:
     def predictions(self) -> pd.DataFrame:
         """Return what the models predicted for the test examples at their best learning rates, one row an example.
 
-        Columns: key, by which they join with `cells`; model, task, seed, and what the task's family keeps (docs/fine-tuning.md); it is NaN for other families.
+        Columns: key (as in `cells`), model, task, seed, and those of the task's family (docs/fine-tuning.md), NaN for other families.
 
         Raises:
             UserError: some cells have no predictions; the message names all of them.
@@ -232,10 +232,10 @@ class Results:
         from mlmclm.tasks.predictions import predicted
 
         def rows(model: str, task: str, seed: int | str, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-            own = {"key": result["key"], "model": model, "task": task, "seed": seed}
-            return [{**own, **row} for row in predicted(self.kept.examples(result))]
+            columns = {"key": result["key"], "model": model, "task": task, "seed": seed}
+            return [{**columns, **row} for row in predicted(self.kept.examples(result))]
 
-        parts = for_each(self._at_best_rates(), lambda each: rows(*each))
+        parts = for_each(self._at_best_rates(), lambda cell: rows(*cell))
         return pd.DataFrame([row for part in parts for row in part])
 
     def write_predictions(self, folder: Path) -> None:
@@ -292,16 +292,16 @@ class Results:
 
         record, where = self.record, where or self.name
         first, second = (self.model_of(name, where=where) for name in (first, second))
-        known = self.analysis.grid.tasks
+        all_tasks = self.analysis.grid.tasks
         for task in tasks or ():
-            if task not in known:
-                raise unknown("task", task, known, where=where)
+            if task not in all_tasks:
+                raise unknown("task", task, all_tasks, where=where)
         return compare_models(
             (first, second),
             self.analysis,
             self.chosen(),
             self.kept,
-            tasks or known,
+            tasks or all_tasks,
             whole=not tasks,
             metric=metric,
             remedy=f"`mlmclm {record.kind} {record.source or where}` computes what is missing." if record.kind else "",
