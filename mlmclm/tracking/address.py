@@ -43,7 +43,7 @@ def without_password(address: str) -> str:
 
 
 def default_address(store: Path) -> str:
-    """Return the address of `own_database`."""
+    """Return the address of the store's own SQLite file."""
     return sqlite_address(own_database(store))
 
 
@@ -75,9 +75,9 @@ def check_address(address: str) -> None:
 
 
 def experiment_id(address: str, name: str, environment: Mapping[str, str]) -> str | None:
-    """Return the id of an experiment on an MLflow server; None if it has none of this name, or doesn't say.
+    """Return the id of an experiment on an MLflow server; None if there is none of this name, or the request fails.
 
-    Credentials are those that MLflow's client takes from the environment.
+    The credentials come from the environment variables of MLflow's client.
     """
     url = f"{address.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(name, safe='')}"
     headers = {"User-Agent": "mlmclm"}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NAME_TAG = "mlflow.runName"
 RUNS_WITHOUT_STATISTICS = 1000
-"""Runs after which SQLite's statistics are updated, besides as many as the last ones cover."""
+"""SQLite's statistics are updated after as many new runs as they cover, and this many more."""
 
 Row = dict[str, Any]
 CHANGING = {
@@ -34,12 +34,12 @@ CHANGING = {
     "metrics": (),
     "latest_metrics": ("value", "timestamp", "step", "is_nan"),
 }
-"""Tables of a run's rows, and the columns that change in rows that are there."""
+"""Tables of a run's rows, and the columns that may change in existing rows."""
 
 
 @dataclass(frozen=True)
 class BulkRun:
-    """The rows of a record's run, by table; `new` says that it is not there yet."""
+    """The rows of a record's run, by table; `new` says that the database does not have the run yet."""
 
     record: RunRecord
     run_id: str
@@ -48,20 +48,20 @@ class BulkRun:
 
 
 class BulkWriter(Writer):
-    """Writer to one experiment of an SQLite database; a killed one leaves whole runs or none.
+    """Writer to one experiment of an SQLite database; if it is killed, each run is complete or absent.
 
     Args:
         store: MLflow's store of the database.
     """
 
     at_once = 500
-    """Other writers of the database wait for a transaction: some 0.2 s for cells."""
+    """Small, since other writers of the database wait for each transaction: about 0.2 s for cells."""
 
     def __init__(self, client: MlflowClient, experiment: str, store: SqlAlchemyStore) -> None:
         super().__init__(client, experiment)
         self._store = store
         self._artifacts = str(store.get_experiment(experiment).artifact_location)
-        self._unknown, self._known = 0, 0
+        self._uncovered, self._covered = 0, 0  # runs by whether SQLite's statistics cover them
 
     def write(self, records: Sequence[RunRecord]) -> int:
         """Create or change runs in one transaction, as `Writer.write` says.
@@ -76,7 +76,7 @@ class BulkWriter(Writer):
         if not runs:
             return 0
         ended = [run.run_id for run in runs if not run.new and not run.record.running]
-        for run in runs:  # before the run itself, which is then whole
+        for run in runs:  # before the run itself, so that a run in the database is complete
             if run.record.inputs:
                 self._store._log_inputs_impl(int(self.experiment), run.run_id, inputs(run.record))
         with self._store.ManagedSessionMaker(read_only=False) as session:
@@ -87,8 +87,8 @@ class BulkWriter(Writer):
                 _upsert(session, table, [row for run in runs for row in run.rows[name]])
         for run in runs:
             self.write_beside(run.run_id, run.record)
-        self._unknown += len(runs)
-        if self._unknown > self._known + RUNS_WITHOUT_STATISTICS:
+        self._uncovered += len(runs)
+        if self._uncovered > self._covered + RUNS_WITHOUT_STATISTICS:
             self.analyse()
         return len(runs)
 
@@ -98,27 +98,27 @@ class BulkWriter(Writer):
         from sqlalchemy import select
 
         runs, tags = _table("runs"), _table("tags")
-        own = select(tags.c.run_uuid).where(tags.c.key == KEY_TAG, tags.c.value.in_(keys))
+        selected = select(tags.c.run_uuid).where(tags.c.key == KEY_TAG, tags.c.value.in_(keys))
         running = (runs.c.experiment_id == int(self.experiment)) & (runs.c.status == "RUNNING")
         ended = {"status": status, "end_time": get_current_time_millis()}
         with self._store.ManagedSessionMaker(read_only=False) as session:
-            session.execute(runs.update().where(running, runs.c.run_uuid.in_(own)).values(ended))
+            session.execute(runs.update().where(running, runs.c.run_uuid.in_(selected)).values(ended))
 
     def analyse(self) -> None:
         """Update the statistics from which SQLite plans queries, if runs were written since.
 
-        Without them MLflow takes 35 s, in place of 0.2 s, for the first page of 15,120 runs sorted by a metric. They
-        take 0.5 s then.
+        Without them MLflow takes 35 s, in place of 0.2 s, for the first page of 15,120 runs sorted by a metric. To update
+        them takes 0.5 s with so many runs.
         """
         from sqlalchemy import text
 
-        if self._unknown:
+        if self._uncovered:
             with self._store.ManagedSessionMaker(read_only=False) as session:
                 # A new table in place of the old one makes the connections of a running server read it again.
                 session.execute(text("DROP TABLE IF EXISTS sqlite_stat1"))
                 session.execute(text("ANALYZE"))
-            self._known += self._unknown
-            self._unknown = 0
+            self._covered += self._uncovered
+            self._uncovered = 0
 
     def _runs(self, session: Session, records: Sequence[RunRecord]) -> list[BulkRun]:
         """Return the rows of records, with the ids of the runs that exist and are not deleted."""
@@ -134,10 +134,10 @@ class BulkWriter(Writer):
             .where(SqlRun.experiment_id == int(self.experiment), SqlRun.lifecycle_stage == LifecycleStage.ACTIVE)
         )
         ids = {str(key): str(run_id) for key, run_id in session.execute(query)}
-        there, runs = set(ids), []
+        existing, runs = set(ids), []
         for record in records:
             run_id = ids.setdefault(record.key, uuid.uuid4().hex)
-            new = record.key not in there
+            new = record.key not in existing
             tags = self.tags(record, ids.get(record.parent_key or ""), new=new)
             rows = {
                 "runs": [self._run(run_id, record, tags)],
@@ -201,14 +201,14 @@ class _Stored:
         self._points = {str(run_id): int(count) for run_id, count in counts}
 
     def has(self, run: BulkRun) -> bool:
-        """Return whether a run is stored with everything of its record, or the record only announces it (`Writer.write`)."""
-        record, there = run.record, self._rows["runs", run.run_id, ""]
-        if record.running and there["status"] == "FINISHED":
+        """Return whether a run is stored with its whole record, or the record only announces it again (`Writer.write`)."""
+        record, stored = run.record, self._rows["runs", run.run_id, ""]
+        if record.running and stored["status"] == "FINISHED":
             return self._have("latest_metrics", run)
         return (
             not record.artifacts
             and has_models(record, {MODELS_TAG: self._rows.get(("tags", run.run_id, MODELS_TAG), {}).get("value", "")})
-            and (record.name, record.status) == (there["name"], there["status"])
+            and (record.name, record.status) == (stored["name"], stored["status"])
             and (record.running or self._points.get(run.run_id, 0) == len(run.rows["metrics"]))
             and all(self._have(name, run) for name in ("params", "tags", "latest_metrics"))
         )
@@ -240,7 +240,7 @@ def _allowed(name: str) -> str:
 
 
 def _upsert(session: Session, table: Table, rows: Sequence[Row]) -> None:
-    """Insert rows into a table; of rows that are there, only change the columns that may change (`CHANGING`)."""
+    """Insert rows into a table; in existing rows, change only the columns that may change (`CHANGING`)."""
     from sqlalchemy import func
     from sqlalchemy.dialects.sqlite import insert
 

@@ -19,17 +19,17 @@ POINTS_A_BATCH, VALUES_A_BATCH, RUNS_A_PAGE = 1000, 100, 1000
 
 
 class ClientWriter(Writer):
-    """Writer that takes three requests for a new run. To open it takes about 2 ms for each run that is there."""
+    """Writer that sends three requests for a new run. Opening it takes about 2 ms for each existing run."""
 
     at_once = 20
 
     def __init__(self, client: MlflowClient, experiment: str) -> None:
         super().__init__(client, experiment)
         self._listed = self._search()
-        """Runs as they were when this was opened, until their records come."""
+        """Runs as they were when the writer was opened; each is removed when its record is written."""
         self._ids = {key: str(run.info.run_id) for key, run in self._listed.items()}
         self._tried: set[str] = set()
-        """Keys of records that this has written, or tried to: a run may be there although the reply was lost."""
+        """Keys of records that this writer has written or tried to: a run may exist although the reply was lost."""
 
     def write(self, records: Sequence[RunRecord]) -> int:
         """Create or change runs, as `Writer.write` says; an existing parameter doesn't change (`_fill`)."""
@@ -64,13 +64,13 @@ class ClientWriter(Writer):
     def _fill(
         self, run_id: str, record: RunRecord, run: Run | None, params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
-        """Write what a run lacks. MLflow's parameters are write-once: a changed one is shown as a tag next to it."""
+        """Write what a run lacks. MLflow's parameters never change, so a changed one becomes a tag `changed.NAME`."""
         from mlflow.entities import Metric, Param, RunTag
 
         if run is not None:
-            there = run.data.params
-            changed = {f"changed.{name}": text for name, text in params.items() if there.get(name, text) != text}
-            params = {name: text for name, text in params.items() if name not in there}
+            stored = run.data.params
+            changed = {f"changed.{name}": text for name, text in params.items() if stored.get(name, text) != text}
+            params = {name: text for name, text in params.items() if name not in stored}
             tags = {**tags, **cut(changed, LONGEST_TAG)}
         points = [Metric(name, value, when, step) for name, value, step, when in self._lacking(run, record)]
         batches: Iterator[tuple[Sequence[Any], ...]] = zip_longest(
@@ -89,44 +89,44 @@ class ClientWriter(Writer):
     def _lacking(self, run: Run | None, record: RunRecord) -> list[Point]:
         """Return the points that a run lacks.
 
-        MLflow keeps points that are written already. A number that is there with another value gets the present time,
-        which makes it the latest.
+        MLflow keeps points that are written already. A single point whose value has changed gets the present time, which
+        makes it the latest.
         """
-        if run is None or record.running:  # MLflow ignores a point that is there exactly as given
+        if run is None or record.running:  # MLflow ignores a point that it already has
             return list(record.metrics)
-        there, curves, lacking = run.data.metrics, defaultdict[str, list[Point]](list), list[Point]()
+        stored, curves, lacking = run.data.metrics, defaultdict[str, list[Point]](list), list[Point]()
         for point in record.metrics:
             curves[point[0]].append(point)
         for name, points in curves.items():
-            if name not in there:
+            if name not in stored:
                 lacking += points
-            elif there[name] != latest(points)[name][1]:
-                lacking += [(*each[:3], round(1000 * time.time())) for each in points] if len(points) == 1 else points
+            elif stored[name] != latest(points)[name][1]:
+                lacking += [(*point[:3], round(1000 * time.time())) for point in points] if len(points) == 1 else points
         return lacking
 
     def _search(self, condition: str = "") -> dict[str, Run]:
         """Return the runs that are not deleted, by their records' keys; `condition` is a filter of MLflow's run search."""
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         token: str | None = None
         while True:
             page = self.client.search_runs([self.experiment], condition, max_results=RUNS_A_PAGE, page_token=token)
-            found |= {run.data.tags[KEY_TAG]: run for run in page if KEY_TAG in run.data.tags}
+            runs |= {run.data.tags[KEY_TAG]: run for run in page if KEY_TAG in run.data.tags}
             token = page.token
             if not token:
-                return found
+                return runs
 
 
 def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-    """Return whether a run has everything of a record, or the record only announces it (`Writer.write`)."""
-    there, known = run.data.params, run.data.tags
+    """Return whether a run has its whole record, or the record only announces it again (`Writer.write`)."""
+    stored_params, stored_tags = run.data.params, run.data.tags
     numbers = all(run.data.metrics.get(name) == point[1] for name, point in latest(record.metrics).items())
     if record.running and run.info.status == "FINISHED":
         return numbers
     return (
         numbers
         and not record.artifacts
-        and has_models(record, known)
+        and has_models(record, stored_tags)
         and (run.info.run_name, run.info.status) == (record.name, record.status)
-        and tags.items() <= known.items()
-        and all(text in (there.get(name), known.get(f"changed.{name}")) for name, text in params.items())
+        and tags.items() <= stored_tags.items()
+        and all(text in (stored_params.get(name), stored_tags.get(f"changed.{name}")) for name, text in params.items())
     )

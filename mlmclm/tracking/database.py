@@ -59,9 +59,9 @@ def studies_of(database: Path) -> dict[str, str]:
         sqlite3.Error: the database cannot be read.
     """
     with closing(_connect(database)) as connection:
-        found = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        rows = connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
         # Every MLflow database has an experiment named Default.
-        return {name: str(number) for name, number in sorted(found) if name != "Default"}
+        return {name: str(number) for name, number in sorted(rows) if name != "Default"}
 
 
 def adopt_artifacts(database: Path) -> None:
@@ -73,19 +73,19 @@ def adopt_artifacts(database: Path) -> None:
     Raises:
         sqlite3.Error: the database cannot be read or changed.
     """
-    here, root = artifact_location(database), f"/{database.parent.name}/{ARTIFACTS}"
+    location, root = artifact_location(database), f"/{database.parent.name}/{ARTIFACTS}"
     with closing(_connect(database)) as connection, connection:
         for (address,) in connection.execute("SELECT artifact_location FROM experiments").fetchall():
-            begin, found, rest = address.rpartition(root)
-            old = begin + found
-            if not old.startswith("file:") or rest[:1] not in ("", "/") or old == here:
+            begin, separator, rest = address.rpartition(root)
+            old = begin + separator
+            if not old.startswith("file:") or rest[:1] not in ("", "/") or old == location:
                 continue
             for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
                 connection.execute(
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
                     # Replaces only the prefix, and compares with substr because LIKE would treat `_` and `%` in paths
                     # as wildcards.
-                    (here, len(old) + 1, len(old), old),
+                    (location, len(old) + 1, len(old), old),
                 )
 
 
@@ -93,7 +93,7 @@ def make_usable(database: Path, *, own: bool) -> None:
     """Create a missing database, and replace the store's own if MLflow cannot use it.
 
     Args:
-        own: whether it is the store's own; MLflow must judge any other, which is left as it is.
+        own: whether it is the store's own; any other existing database is left as it is, for MLflow to check.
 
     Raises:
         EnvironmentFault: the folder is not writable.
@@ -117,7 +117,7 @@ def make_usable(database: Path, *, own: bool) -> None:
 
 @cache
 def commit_lightly() -> None:
-    """Sync this process's SQLite databases to the disk now and then rather than at every commit.
+    """Sync this process's SQLite databases to the disk at checkpoints rather than at every commit.
 
     A power failure may then lose the last runs, which `mlmclm tracking sync` writes again; it cannot damage the file.
     MLflow commits six times for each run, and a third of the time went to waiting for the disk.
@@ -149,13 +149,13 @@ def fault(database: Path, revision: str | None = None, *, pages: bool = False) -
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not {"alembic_version", "experiments", "runs"} <= tables:
                 return "its schema is incomplete: its creation was interrupted"
-            found = [version for (version,) in connection.execute("SELECT version_num FROM alembic_version")]
-            if not found or (revision is not None and found != [revision]):
-                have = ", ".join(map(str, found)) or "none"
-                return f"its schema has revision {have}, and this MLflow's {revision}: another version made it, or its creation was interrupted"
+            revisions = [version for (version,) in connection.execute("SELECT version_num FROM alembic_version")]
+            if not revisions or (revision is not None and revisions != [revision]):
+                listed = ", ".join(map(str, revisions)) or "none"
+                return f"its schema has revision {listed}, and this MLflow's {revision}: another version made it, or its creation was interrupted"
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if pages else "ok"
             return None if damage == "ok" else f"it is damaged ({damage})"
-    # A subclass of DatabaseError that means "locked" or "cannot open", which says nothing about damage.
+    # A subclass of DatabaseError that means "locked" or "cannot open", not "damaged".
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
@@ -197,10 +197,10 @@ def _make(database: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     with swept_folder(database.parent, ".making-") as folder:
-        made = folder / database.name
-        store = SqlAlchemyStore(sqlite_address(made), artifact_location(database))
+        new = folder / database.name
+        store = SqlAlchemyStore(sqlite_address(new), artifact_location(database))
         store.engine.dispose()
         # Twice as fast with 15,000 runs, and readers don't wait for the writer. The file keeps the setting.
-        with closing(sqlite3.connect(made)) as connection:  # the last connection removes the log on closing
+        with closing(sqlite3.connect(new)) as connection:  # the last connection removes the log on closing
             connection.execute("PRAGMA journal_mode=WAL")
-        made.rename(database)
+        new.rename(database)

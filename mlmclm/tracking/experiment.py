@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CLIENT_ENVIRONMENT = {
-    # The follower tries again itself. The client would create a run twice where the reply to the first request is lost.
+    # The follower retries by itself. The client would create a run twice if the reply to its first request was lost.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
@@ -35,7 +35,7 @@ CLIENT_ENVIRONMENT = {
 def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
     """Open a study's experiment for the block; a writer belongs to one thread.
 
-    What is missing is created: database, schema, experiment. The first time this takes seconds (importing MLflow 2 s,
+    A missing database, schema or experiment is created. The first time this takes seconds (importing MLflow 2 s,
     creating its SQLite schema 3 s).
 
     Raises:
@@ -52,23 +52,23 @@ def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
     # It logs each error of the database, with its traceback and the rows, before raising it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     database = sqlite_file(address)
-    own = database is not None and database == own_database(store)
+    in_store = database is not None and database == own_database(store)
     if database is not None:
-        make_usable(database, own=own)
-        if own:
+        make_usable(database, own=in_store)
+        if in_store:
             adopt_artifacts(database)
             commit_lightly()
     folder = own_database(store).parent
     with ExitStack() as stack:
         try:
             stack.enter_context(only_one(folder / f".{experiment}.lock", f"experiment {experiment!r} in MLflow"))
-        except UserError as error:  # it can be waited for
+        except UserError as error:  # it passes when the other process ends
             raise EnvironmentFault(str(error)) from error
         client = MlflowClient(tracking_uri=address)
         # A server decides for itself where artifacts go; only a database needs a location from its clients.
         artifacts = (folder / "artifacts").as_uri() if database is not None else None
         number = _opened(client, experiment, artifacts)
-        if not own:
+        if not in_store:
             yield ClientWriter(client, number)
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -80,12 +80,12 @@ def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
 
 def _opened(client: MlflowClient, name: str, artifacts: str | None) -> str:
     """Return the id of the experiment, which is created or restored, with its shared views."""
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "deleted":
+    existing = client.get_experiment_by_name(name)
+    if existing is not None and existing.lifecycle_stage == "deleted":
         # MLflow keeps the name of a deleted experiment reserved, so a new one could not be created under it.
-        client.restore_experiment(found.experiment_id)
-    number = client.create_experiment(name, artifact_location=artifacts) if found is None else found.experiment_id
+        client.restore_experiment(existing.experiment_id)
+    number = client.create_experiment(name, artifact_location=artifacts) if existing is None else existing.experiment_id
     for tag, value in view_tags().items():
-        if found is None or tag not in found.tags:  # else they are the study's own (`views.sweep_record`)
+        if existing is None or tag not in existing.tags:  # else `views.sweep_record` has set them
             client.set_experiment_tag(number, tag, value)
     return str(number)

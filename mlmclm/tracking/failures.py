@@ -1,4 +1,4 @@
-"""Failures of writing to MLflow: which of them can pass, and which are a record's own fault."""
+"""Failures of writing to MLflow: which can pass, and which are due to the record itself."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LASTING_IN_SQLITE = ("SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_AUTH")
 
 
 def passing(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised from, is of a kind that can pass, and none is of one that stays."""
-    found = False
+    """Return whether an error can pass: it, or one of its causes, is of a kind that can, and none is of a kind that stays."""
+    can_pass = False
     while error is not None:
         if getattr(error, "errno", None) in LASTING:
             return False
         if getattr(error, "sqlite_errorname", "").startswith(LASTING_IN_SQLITE):
             return False
-        # By name: importing SQLAlchemy for its class takes long, and sqlite3 and other drivers have one of their own.
-        found = found or bool(PASSING & {kind.__name__ for kind in type(error).__mro__})
+        # By name: importing SQLAlchemy for its class takes long, and sqlite3 and other drivers have their own.
+        can_pass = can_pass or bool(PASSING & {kind.__name__ for kind in type(error).__mro__})
         error = error.__cause__ or error.__context__
-    return found
+    return can_pass
 
 
 def refused(error: Exception) -> bool:

@@ -19,14 +19,14 @@ Point = tuple[str, float, int, int]
 class DataSet:
     """A data set that a run has used, as MLflow shows its inputs.
 
-    `digest` identifies the content, `source` says where it is, so that MLflow's `source.load()` finds it, and `context` says
-    what it was used for.
+    `digest` identifies the content, `source` says where MLflow's `source.load()` finds it, and `context` says what it was
+    used for.
     """
 
     name: str
     digest: str
     source: str | Mapping[str, str]
-    """A local file or folder, or of a data set on the Hub `path`, `revision` and `config_name`."""
+    """A local file or folder, or `path`, `revision` and `config_name` of a data set on the Hub."""
     context: str
 
 
@@ -44,12 +44,11 @@ class ModelRecord:
 class RunRecord:
     """An MLflow run; `key` identifies it, and the other fields are its content.
 
-    `metrics` are all points of an ended run; those of a running one are added to the points that it has.
+    `metrics` are all points of an ended run; the points of a running one are added to those that the run has.
 
-    `outputs` are models that it has trained or chosen, `uses` the names of pretrained ones that it began with, and `experiment`
-    tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
-    milliseconds since 1970. They come from the results, so a record built again from the same results is the same
-    record.
+    `outputs` are the models that it has trained or chosen, `uses` the names of the pretrained ones from which it started, and
+    `experiment` the tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
+    milliseconds since 1970. They come from the results, so the same results always give the same record.
     """
 
     key: str
@@ -79,26 +78,26 @@ class RunRecord:
 
     @property
     def settings(self) -> dict[str, str | float]:
-        """Parameters, as numbers where they are, and tags but for those of MLflow alone."""
+        """Parameters and tags, without MLflow's own tags; parameters that are numbers have type float."""
         tags = {name.removeprefix("mlmclm."): text for name, text in self.tags.items() if name[:7] != "mlflow."}
         return {**tags, **{name: _number(text) for name, text in self.params.items()}}
 
     def by_step(self) -> dict[int, dict[str, float]]:
         """Return the metrics of each step, in order."""
-        found = defaultdict[int, dict[str, float]](dict)
+        values_by_step = defaultdict[int, dict[str, float]](dict)
         for name, value, step, _ in sorted(self.metrics, key=_order):
-            found[step][name] = value
-        return found
+            values_by_step[step][name] = value
+        return values_by_step
 
 
 def latest(points: Iterable[Point]) -> dict[str, Point]:
     """Return the latest point of each metric by MLflow's order: step, time, value."""
-    found: dict[str, Point] = {}
+    newest: dict[str, Point] = {}
     for point in points:
-        other = found.setdefault(point[0], point)
-        if _order(point) > _order(other):
-            found[point[0]] = point
-    return found
+        previous = newest.setdefault(point[0], point)
+        if _order(point) > _order(previous):
+            newest[point[0]] = point
+    return newest
 
 
 def _number(text: str) -> str | float:

@@ -17,23 +17,23 @@ WITHOUT_TASKS = "tags.`mlmclm.kind` != 'cell' and tags.`mlmclm.kind` != 'group'"
 """Filters of MLflow's run search."""
 ABOUT_MODELS = ("params.objective", "params.size", "params.mask_ratio", "params.tokens")
 MOST_TASKS, MOST_CHARTS = 40, 8
-"""Tasks that have columns in the tables, and bars of their own in the charts' first section, as a tag is of 5,000 characters at most."""
+"""Maximum number of tasks with columns in the tables, and with bar charts: a tag has at most 5,000 characters."""
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name as MLflow accepts it: without @, as in ndcg@10, and without the + of a mean of several."""
+    """Return a metric's name without characters that MLflow refuses: the @ of ndcg@10 and the + of a mean of several."""
     return name.replace("@", "_at_").replace("+", "_and_")
 
 
 def view_tags(tasks: Sequence[str] = (), charts_by: str = "objective") -> dict[str, str]:
-    """Return the tags of an experiment that keep its views: those of MLflow's menu "Views" and of the printed links.
+    """Return the tags of an experiment that hold its views, for MLflow's menu "Views" and the printed links.
 
-    No column or chart has scores on several tasks, but for means over all of them. A tag's value has the form that MLflow's web interface
-    (3.17) gives to a view that a user saves there.
+    A column or bar chart shows one task, or the mean over all. A tag's value has the form in which MLflow's web interface (3.17)
+    saves a view.
 
     Args:
-        tasks: that have columns and charts.
-        charts_by: the parameter over whose values the charts' bars are.
+        tasks: those with columns and charts.
+        charts_by: the parameter by which the bar charts are grouped.
     """
     scores = [metric_name(f"{task} score") for task in tasks]
     columns = [f"metrics.{name}" for name in scores[:MOST_TASKS]]
@@ -73,7 +73,7 @@ def _charts(by: str, scores: Sequence[str]) -> dict[str, Any]:
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": by}]},
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
-        # MLflow adds a chart to the last section for each metric that has none.
+        # To the last section MLflow adds a chart for each metric without one.
         "compareRunSections": [
             {"uuid": uuid, "name": name, "display": True, "isReordered": False}
             for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))

@@ -49,11 +49,11 @@ def filter_of(model: str, task: str) -> str:
 
 
 def run_pages(address: str, experiment: str, models: Iterable[str], tasks: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return the pages on an MLflow server of a study's models, by (model, ""), and of their summaries by (model, task)."""
+    """Return the pages of a study's models on an MLflow server, by (model, ""), and of their summaries, by (model, task)."""
     filters = {(model, ""): f"{OF_MODELS} and params.model = '{model}'" for model in models}
     filters |= {(model, task): f"{OF_GROUPS} and {filter_of(model, task)}" for model, _ in filters for task in tasks}
     base = address.rstrip("/")
-    return {pair: f"{base}/{runs_page(experiment, own)}" for pair, own in filters.items()}
+    return {pair: f"{base}/{runs_page(experiment, condition)}" for pair, condition in filters.items()}
 
 
 def sweep_record(
@@ -88,10 +88,10 @@ def sweep_record(
         answer: what the results advise, in sentences; the first is the verdict.
         pages: links to other programs that show the study, by name.
         baseline: the model that the others must beat.
-        given: whether the models are given, so that the charts are by model: no objective is known.
+        given: whether the models are given ones, whose objectives are not known; the charts are then by model.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
-        cells: their number, if results have added some.
+        cells: the number of cells, if learning rates were added to the grid.
         grid: the values of these other axes, by axis.
         settings: nested settings, for instance the search space's protocol, flattened into parameters. What can grow
             between calls (models, seeds, ...) goes into tags, since MLflow's parameters never change.
@@ -127,7 +127,7 @@ def sweep_record(
             metrics=main_metrics,
             rule=rule,
             verdict=answer[0] if answer else None,
-            **{f"grid.{axis.replace(': ', '.')}": ", ".join(map(str, own)) for axis, own in (grid or {}).items()},
+            **{f"grid.{axis.replace(': ', '.')}": ", ".join(map(str, values)) for axis, values in (grid or {}).items()},
         ),
         metrics=_single_points(metrics or {}, time_ms),
         artifacts=artifacts,
@@ -148,15 +148,15 @@ def model_record(
     time_ms: int = 0,
     status: Status = "FINISHED",
 ) -> RunRecord:
-    """Build the run of a model over all tasks, with a column for each task: these alone compare whole models.
+    """Build the run of a model over all tasks, with a column for each task; compare whole models by these runs.
 
     Args:
         about: as for `group_record`.
         metrics: its numbers, from `analysis.summary.model_metrics`.
-        source: where the model is from; None if a stage of the study has trained it, whose run has it.
+        source: where the model is from; None if a stage of the study has trained it, whose run then has the model.
     """
     params = {"model": model, **about}
-    made = [] if source is None else [ModelRecord(model, "pretrained", params | {"source": source})]
+    outputs = [] if source is None else [ModelRecord(model, "pretrained", params | {"source": source})]
     return RunRecord(
         key=stable_hash(["model", study, model]),
         name=model,
@@ -164,7 +164,7 @@ def model_record(
         params=params,
         tags=_tags(kind="model", study=study),
         metrics=_single_points(metrics or {}, time_ms),
-        outputs=made,
+        outputs=outputs,
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -192,20 +192,20 @@ def group_record(
         about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens`, `pretraining_data` and `family`.
         metric: the name of the main score, to which the numbers refer.
         rates: the best learning rate as text, with counts if seeds have different ones and the setting (`selection.best_rates`).
-        note: what the analysis says of the score: no interval, not above chance, not final.
+        note: caveats of the score: no interval, not above chance, not final.
         verdict: how the model compares with the others on the task, in a sentence.
         metrics: the numbers, from `analysis.summary.task_metrics`.
-        results: the results of its cells. They say which settings, data and commit all of them share. The last one to
-            finish gives the time, so that the record is the same whenever it is built.
+        results: the results of its cells, for the settings, data and commit that all of them share. The time is that of
+            the last one to finish, so that the record is the same whenever it is built.
         source: where the task's data are (`DataSet`).
     """
-    known = {NAMES.get(name, name): value for name, value in (metrics or {}).items() if value is not None}
+    numbers = {NAMES.get(name, name): value for name, value in (metrics or {}).items() if value is not None}
     notes = []
-    if rates and "score" in known:
-        ends = [f"{100 * known[f'score_{end}']:.2f}" for end in ("low", "high") if "score_low" in known]
+    if rates and "score" in numbers:
+        ends = [f"{100 * numbers[f'score_{end}']:.2f}" for end in ("low", "high") if "score_low" in numbers]
         interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
         score = f"test {metric}".strip()
-        notes.append(f"Best learning rate {rates}: {score} {100 * known['score']:.2f} points{interval}.")
+        notes.append(f"Best learning rate {rates}: {score} {100 * numbers['score']:.2f} points{interval}.")
     if note:
         notes.append(f"{note[0].upper()}{note[1:]}.")
     if verdict:
@@ -218,13 +218,13 @@ def group_record(
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
     commits = {commit for result in results if (commit := result["cost"].get("commit"))}
     chosen = []
-    if known.keys() >= {"score", "best_learning_rate"}:
-        rate = rate_text(known["best_learning_rate"])
-        own = {"model": model, "task": task, "learning_rate": rate, "metric": metric, **(about or {})}
+    if numbers.keys() >= {"score", "best_learning_rate"}:
+        rate = rate_text(numbers["best_learning_rate"])
+        params = {"model": model, "task": task, "learning_rate": rate, "metric": metric, **(about or {})}
         # A filter of MLflow's run search.
         cells = f"{OF_CELLS} and {filter_of(model, task)} and params.learning_rate = '{rate}'"
         tags = {"mlmclm.cells": cells, "mlmclm.learning_rates": rates}
-        chosen = [ModelRecord(f"{model} on {task}", "fine-tuned", own, tags)]
+        chosen = [ModelRecord(f"{model} on {task}", "fine-tuned", params, tags)]
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
@@ -239,7 +239,7 @@ def group_record(
             note="  \n".join(notes) or None,
             commit=commits.pop() if len(commits) == 1 else None,
         ),
-        metrics=_single_points(known, time_ms),
+        metrics=_single_points(numbers, time_ms),
         inputs=[DataSet(task, data, source, "fine-tuning") for data in sorted({r["task_data"] for r in results})],
         outputs=chosen,
         uses=[model],
@@ -287,7 +287,7 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
 
     A diverged cell's run is `FAILED`. The settings that all cells of a (model, task) share are in its summary.
 
-    `about` is as for `group_record`; what is empty in it is left out.
+    `about` is as for `group_record`; its empty values are left out.
     """
     finished = finished_ms(result)
     seconds = float(result["cost"]["seconds"])
@@ -307,16 +307,16 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
     metrics += _single_points({**named, "cost_seconds": seconds, "steps": result["steps"]}, finished)
     rate, seed = result["learning_rate"], read_seed(result["seed"])
     setting = str(result.get("setting") or "")
-    own = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
+    params = {} if isinstance(seed, int) else {f"seed_{name}": str(value) for name, value in asdict(seed).items()}
     if setting:
-        own["setting"] = setting
-    own |= {name: text for name, text in (about or {}).items() if text}
+        params["setting"] = setting
+    params |= {name: text for name, text in (about or {}).items() if text}
     seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
     return RunRecord(
         key=stable_hash(["cell", model, result["key"]]),  # two models' names may stand for the same weights
         name=" ".join(filter(None, (task, f"lr{rate_text(rate)}", seeds, setting, model))),
         parent_key=group_key(study, model, task),
-        params={"learning_rate": rate_text(rate), "model": model, "seed": str(seed), "task": task, **own},
+        params={"learning_rate": rate_text(rate), "model": model, "seed": str(seed), "task": task, **params},
         tags=_tags(
             kind="cell",
             cell=result["key"],
@@ -379,11 +379,11 @@ def trained(record: RunRecord, rows: Iterable[Mapping[str, Any]], facts: Mapping
         if name not in ("step", "time") and isinstance(value, int | float)
     ]
     times = [point[3] for point in points]
-    own = {} if facts is None else {**_tags(commit=facts.get("commit")), **dict(flatten(facts, "system."))}
+    tags = {} if facts is None else {**_tags(commit=facts.get("commit")), **dict(flatten(facts, "system."))}
     return replace(
         record,
         metrics=points,
-        tags={**record.tags, **own},
+        tags={**record.tags, **tags},
         status=record.status if facts is None else "FINISHED",
         start_ms=min(times, default=None),
         end_ms=max(times, default=None),
@@ -412,14 +412,14 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 
 def _tags(
-    *, study: str | None = None, note: str | None = None, commit: str | None = None, **own: object
+    *, study: str | None = None, note: str | None = None, commit: str | None = None, **prefixed: object
 ) -> dict[str, str]:
-    """Return a run's tags: those that MLflow shows, and our own with the prefix `mlmclm.`; None is left out."""
+    """Return a run's tags: those of MLflow, and the `prefixed` ones under `mlmclm.`; None is left out."""
     tags = {
         "study": study,
         NOTE_TAG: note,
         COMMIT_TAG: commit,
-        **{f"mlmclm.{name}": text for name, text in own.items()},
+        **{f"mlmclm.{name}": text for name, text in prefixed.items()},
     }
     return {name: str(text) for name, text in tags.items() if text is not None}
 
@@ -432,12 +432,12 @@ def _thinned(curve: Sequence[Any]) -> Sequence[Any]:
 
 def _shared(settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the entries that are the same in all settings."""
-    first, others = (settings[0], settings[1:]) if settings else ({}, ())
-    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    first, rest = (settings[0], settings[1:]) if settings else ({}, ())
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
 
 
 def _single_points(values: Mapping[str, Any], time_ms: int) -> list[Point]:
-    """Return numbers without a curve as points at step 0; what is not a finite number is left out."""
+    """Return numbers without a curve as points at step 0; values that are not finite numbers are left out."""
     return [
         (metric_name(name), float(value), 0, time_ms)
         for name, value in values.items()

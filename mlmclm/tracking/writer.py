@@ -1,4 +1,4 @@
-"""Writers of records to the runs of one MLflow experiment, and what their ways have in common."""
+"""Base class of the writers of records to the runs of one MLflow experiment, and conversions that they share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEY_TAG, PARENT_TAG, USER_TAG, CONTEXT_TAG = "mlmclm.key", "mlflow.parentRunId", "mlflow.user", "mlflow.data.context"
 MODELS_TAG = "mlmclm.logged"
-"""Tag of a run whose models are all there: a hash of them."""
+"""Tag of a run whose models are all written: a hash of them."""
 LONGEST_PARAM, LONGEST_TAG, LONGEST_DIGEST = 6000, 5000, 36
 """Characters that MLflow stores of a parameter, a tag, and the digest of a data set."""
 
@@ -27,7 +27,7 @@ LONGEST_PARAM, LONGEST_TAG, LONGEST_DIGEST = 6000, 5000, 36
 class Writer(ABC):
     """Writer to the runs of one experiment; a run belongs to the record whose key is its tag `KEY_TAG`.
 
-    What a run has beyond its record, for instance a tag that a user gave it, stays. Methods may raise whatever MLflow,
+    A writer keeps what a run has beyond its record, for instance a tag that a user gave it. Methods may raise whatever MLflow,
     its database or the network raises. A call that failed is repeated by calling again.
     """
 
@@ -51,16 +51,16 @@ class Writer(ABC):
 
     @abstractmethod
     def end_running(self, keys: Collection[str], status: Status) -> None:
-        """Mark those runs of records that are marked as running, and nothing else of them, with another status."""
+        """Give the runs of these records that are marked as running another status, and change nothing else."""
 
     def tags(self, record: RunRecord, parent: str | None, *, new: bool) -> dict[str, str]:
-        """Return a record's tags, and those that lead from its run to the record and to the parent's run."""
+        """Return a record's tags, with those that link its run to the record and to the parent's run."""
         tags = {name: text.replace(EXPERIMENT_ID, self.experiment) for name, text in record.tags.items()}
-        own = {KEY_TAG: record.key, **({PARENT_TAG: parent} if parent else {}), **(_written_by() if new else {})}
-        return cut({**tags, **own}, LONGEST_TAG)
+        identity = {KEY_TAG: record.key, **({PARENT_TAG: parent} if parent else {}), **(_written_by() if new else {})}
+        return cut({**tags, **identity}, LONGEST_TAG)
 
     def write_beside(self, run_id: str, record: RunRecord) -> None:
-        """Write what a record has beside its run's own rows: files, models, and tags of the experiment."""
+        """Write the parts of a record that are not rows of its run: files, models, and tags of the experiment."""
         for path, folder in record.artifacts:
             self.client.log_artifact(run_id, str(path), folder or None)
         for tag, value in cut(record.experiment, LONGEST_TAG).items():
@@ -69,24 +69,24 @@ class Writer(ABC):
             self._write_models(run_id, record)
 
     def _write_models(self, run_id: str, record: RunRecord) -> None:
-        """Create the models of an ended run. One that is not whole or not as its record is replaced: MLflow's models never change."""
+        """Create the models of an ended run. Incomplete or changed ones are replaced, since MLflow's models never change."""
         from mlflow.entities import LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric
 
         data, points = next(iter(inputs(record)), None), latest(record.metrics).values()
-        on = {} if data is None else {"dataset_name": data.dataset.name, "dataset_digest": data.dataset.digest}
+        data_set = {} if data is None else {"dataset_name": data.dataset.name, "dataset_digest": data.dataset.digest}
         wanted = {_key_of(model, record): model for model in record.outputs}
-        for there in self._models(f"source_run_id = '{run_id}'"):
-            if there.status != LoggedModelStatus.READY or not wanted.pop(there.tags.get(KEY_TAG, ""), None):
-                self.client.delete_logged_model(there.model_id)
+        for stored in self._models(f"source_run_id = '{run_id}'"):
+            if stored.status != LoggedModelStatus.READY or not wanted.pop(stored.tags.get(KEY_TAG, ""), None):
+                self.client.delete_logged_model(stored.model_id)
         for key, model in wanted.items():
             params, tags = cut(model.params, LONGEST_PARAM), cut({**model.tags, KEY_TAG: key}, LONGEST_TAG)
-            made = self.client.create_logged_model(
+            new = self.client.create_logged_model(
                 self.experiment, logged_name(model.name), run_id, tags, params, model.kind
             )
-            metrics = [Metric(name, value, when, step, made.model_id, **on) for name, value, step, when in points]
+            metrics = [Metric(name, value, when, step, new.model_id, **data_set) for name, value, step, when in points]
             self.client.log_batch(run_id, metrics=metrics)
-            self.client.log_outputs(run_id, [LoggedModelOutput(made.model_id, 0)])
-            self.client.finalize_logged_model(made.model_id, "READY")
+            self.client.log_outputs(run_id, [LoggedModelOutput(new.model_id, 0)])
+            self.client.finalize_logged_model(new.model_id, "READY")
         for name in record.uses:
             used = self._models(f"name = '{logged_name(name)}' AND model_type = 'pretrained'")
             self.client.log_inputs(run_id, models=[LoggedModelInput(model.model_id) for model in used])
@@ -128,18 +128,18 @@ def inputs(record: RunRecord) -> list[Any]:
     """Return the data sets that a run has used, in MLflow's form."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    found = []
+    used = []
     for data in record.inputs:
         kind, source = (
             ("local", {"uri": data.source}) if isinstance(data.source, str) else ("hugging_face", data.source)
         )
         dataset = Dataset(data.name, data.digest[:LONGEST_DIGEST], kind, json.dumps(dict(source)))
-        found.append(DatasetInput(dataset, [InputTag(CONTEXT_TAG, data.context)]))
-    return found
+        used.append(DatasetInput(dataset, [InputTag(CONTEXT_TAG, data.context)]))
+    return used
 
 
 def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yield so many values at a time, in their order."""
+    """Yield consecutive slices of at most `size` values."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 

@@ -1,4 +1,4 @@
-"""Trackio: a local project, a run each."""
+"""Trackio: a local project with one run for each run of the study."""
 
 from __future__ import annotations
 
