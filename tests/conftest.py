@@ -1,4 +1,4 @@
-"""Shared fixtures: nothing here or below uses a fixed port or the user's home folder."""
+"""Shared fixtures. No test uses a fixed port or the user's home folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # many short runs, whose end is seen at such a look
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # runs are short, and a check sees their end
 
-# Tests have a home folder each, in which every one of their processes would compile the loops again.
+# Each test has its own home folder, in which all of its processes would otherwise compile the loops again.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "loops"))
 
 # Some images forbid bytecode. The many processes that tests start would then compile the package again, a second each.
@@ -32,13 +32,13 @@ sys.dont_write_bytecode = False
 pytest_plugins = ["object_stores"]
 
 FIRST = (
-    # The study that several files share, which compiles the loops that others load. Meanwhile, what needs neither.
+    # The first computes the study that several files share, and compiles the loops. The next ones need neither.
     "test_cli_study.py",
     "test_corpora_ray.py",
     "test_service_mlflow_server.py",
     "test_cluster_ray_cluster.py",
     "test_cli_interruption.py",
-    # The other long ones, the longest first.
+    # Other files that take long, the longest first.
     "test_pretraining_failures.py",
     "test_pretraining_phases.py",
     "test_pretraining_chunks.py",
@@ -66,7 +66,7 @@ FIRST = (
     "test_corpora_shards.py",
     "test_results_examples.py",
 )
-"""Files that take long, in the order in which they begin, so that none of them is alone at the end."""
+"""Files that take long, in the order in which they start, so that none of them runs alone at the end."""
 
 MTEB = (
     "test_evaluation_chance.py",
@@ -82,12 +82,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves the tests of the files in `FIRST` to the front."""
-    place = {name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    order = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 class OneProcess(LoadFileScheduling):
-    """Keeps a file's tests in one of pytest's processes, and those of `MTEB`."""
+    """Runs the tests of a file in one of pytest's processes, and those of all files of `MTEB` in one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -119,7 +119,7 @@ def shared_tokenizers() -> Path:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has a home folder of its own, so that none reads or writes the user's."""
+    """Give every test its own home folder, so that none reads or writes the user's."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
@@ -127,7 +127,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def registers() -> Iterator[None]:
-    """Take back what a test registers at its end."""
+    """Unregister, at the end of a test, what it has registered."""
     from mlmclm.registry import KINDS
 
     yield
@@ -144,7 +144,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Finished(NamedTuple):
-    """A study that has run to its end undisturbed, in a process of its own. Tests leave it as it is."""
+    """A study that has run to its end undisturbed, in its own process. Tests must not change it."""
 
     study: Path
     store: Path
@@ -153,42 +153,42 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Computed once for all of pytest's processes."""
+    """The finished study, computed once for all of pytest's processes."""
     from mlmclm.storage.files import in_turn
     from small_study import run, write_study
 
     root = common(tmp_path_factory)
     folder = root / "finished-study"
-    made = Finished(folder / "study" / "study.yaml", folder / "store", folder / "home")
+    paths = Finished(folder / "study" / "study.yaml", folder / "store", folder / "home")
     with in_turn(root / "finished-study.lock"):
         if not folder.exists():
-            made.home.mkdir(parents=True)
-            study = yaml.safe_load(write_study(made.study.parent).read_text())
+            paths.home.mkdir(parents=True)
+            study = yaml.safe_load(write_study(paths.study.parent).read_text())
             study["recipe"]["revisions_every"] = 10
-            made.study.write_text(yaml.safe_dump(study))
-            words = ("study", made.study, "--store", made.store, "--data", made.study.parent / "data")
-            code, _, errors = run(*words, home=made.home, timeout=1500)
+            paths.study.write_text(yaml.safe_dump(study))
+            command = ("study", paths.study, "--store", paths.store, "--data", paths.study.parent / "data")
+            code, _, errors = run(*command, home=paths.home, timeout=1500)
             (folder / "ended").write_text(f"{code}\n{errors}")
         code, _, errors = (folder / "ended").read_text().partition("\n")
     assert code == "0", errors
-    return made
+    return paths
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_database(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Lets MLflow make one database for all of pytest's processes, which takes it seconds. All others are copies."""
+    """Let MLflow create one database for all of pytest's processes, which takes seconds, and copy it for each test."""
     from mlmclm.storage.files import in_turn
     from mlmclm.tracking import database as module
 
     root = common(tmp_path_factory)
-    made, make = root / "made.db", module._make
+    original, make = root / "made.db", module._make
 
     @wraps(make)
     def copy(database: Path) -> None:
         with in_turn(root / "made.lock"):
-            if not made.exists():
-                make(made)
-        shutil.copy(made, database)
+            if not original.exists():
+                make(original)
+        shutil.copy(original, database)
         with closing(sqlite3.connect(database)) as connection, connection:
             location = f"{module.artifact_location(database)}/0"
             connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
@@ -208,5 +208,5 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mlflow_store(empty_store: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of `empty_store`."""
     return Path(shutil.copytree(empty_store, tmp_path / "store"))

@@ -35,14 +35,14 @@ def open_tap(process: str, name: str) -> int:
 
 
 def carry(ends: tuple[int, int], delay: float) -> None:
-    """Carry frames from each end to the other, so many seconds later."""
+    """Carry frames from each end to the other, `delay` seconds later."""
     queues: dict[int, deque[tuple[float, bytes]]] = {end: deque() for end in ends}
-    others = dict(zip(ends, reversed(ends), strict=True))
+    opposite = dict(zip(ends, reversed(ends), strict=True))
     while True:
         due = min((queue[0][0] for queue in queues.values() if queue), default=None)
         wait = None if due is None else max(0.0, due - time.monotonic())
         for end in select.select(ends, [], [], wait)[0]:
-            queues[others[end]].append((time.monotonic() + delay, os.read(end, FRAME)))
+            queues[opposite[end]].append((time.monotonic() + delay, os.read(end, FRAME)))
         for end, queue in queues.items():
             while queue and queue[0][0] <= time.monotonic():
                 with suppress(OSError):  # the frame is lost, as where a device is not up yet
@@ -51,6 +51,6 @@ def carry(ends: tuple[int, int], delay: float) -> None:
 
 if __name__ == "__main__":
     node, switch, number, seconds = sys.argv[1:]
-    made = open_tap(node, "eth0"), open_tap(switch, f"port{number}")
+    taps = open_tap(node, "eth0"), open_tap(switch, f"port{number}")
     print("ready", flush=True)
-    carry(made, float(seconds))
+    carry(taps, float(seconds))

@@ -1,4 +1,4 @@
-"""A proxy between a client and its server, of S3 or MLflow, that causes faults: the next requests that match get them."""
+"""A proxy between a client and an S3 or MLflow server, which causes faults in the next requests that match."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fault:
         method: the request's method; empty for any.
         path: a part of its path and query; empty for any.
         skip: how many matching requests pass first.
-        times: how many requests it hits then.
+        times: how many of the next ones it hits.
         seconds: length of a delay or a hang.
         act: called with each request it hits, before the request is forwarded.
     """
@@ -97,12 +97,12 @@ class FaultProxy:
         return fault
 
     def outage(self, seconds: float) -> None:
-        """Answer every request with 503, for so long from the next one on: a slow client meets it too."""
+        """Answer every request with 503 for `seconds` from the next request on, so that slow clients are hit too."""
         with self._lock:
             self._outage, self._down_until = seconds, 0.0
 
     def disturb(self, share: float) -> None:
-        """Let a fault hit this share of all requests from now on, each kind in turn."""
+        """Cause a fault in this share of all requests from now on, each kind of `AT_RANDOM` in turn."""
         self._every = round(1 / share)
 
     def clear(self) -> None:
@@ -132,14 +132,14 @@ class FaultProxy:
         return None
 
     def settle(self) -> None:
-        """Wait until no request is under way, those included that the client has given up."""
+        """Wait until no request is being handled, including those that the client has given up."""
         deadline = time.monotonic() + 300
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count a request as under way."""
+        """Count a request as being handled."""
         with self._lock:
             self._running += 1
         try:

@@ -1,7 +1,7 @@
-"""Outcome of each fault of an object store at each stage of a sweep:  fault x stage x outcome.
+"""Outcome of each fault of an object store at each stage of a sweep.
 
 A stage is first run without a fault. Then the fault hits each of its requests in turn, and what the stage returned and left
-behind is held against the undisturbed run.
+behind is compared with the undisturbed run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from object_stores import store_at, use_endpoint
 from sweep_cells import make_cells, make_result
 
 LEASE = 4.0
-"""Lease of the leases here; they are renewed every half second."""
+"""Seconds for which a lease is valid; leases are renewed every half second."""
 CELLS = make_cells(4)
 FILED, NEW = CELLS[:3], CELLS[3]
 NAME = "disturbed"
 GIVEN_UP_AFTER = 1.0
-"""Seconds after which a client gives up a request, shorter than a fault of the kind hang."""
+"""Seconds after which a client gives up a request; a fault of the kind `hang` takes longer."""
 
 
 def content_of(result: dict[str, Any]) -> bytes:
@@ -49,7 +49,7 @@ def content_of(result: dict[str, Any]) -> bytes:
 
 
 def fill(store: Path) -> None:
-    """Make a store with a manifest of four cells, of which three have a result at an address."""
+    """Create a store with a manifest of four cells, three of which have a result in the bucket."""
     write_manifest(store / "studies" / NAME, NAME, Planned(CELLS))
     results_store = ResultsStore(store)
     for cell in FILED:
@@ -58,7 +58,7 @@ def fill(store: Path) -> None:
 
 
 def hasty_results_store(store: Path) -> ResultsStore:
-    """Return the results store of a store, with leases of a short lease."""
+    """Return the results store of a store, with leases of `LEASE` seconds."""
     results_store = ResultsStore(store)
     assert isinstance(results_store.folder, ObjectPath)
     results_store.leases = ObjectLeases(results_store.folder.parent, seconds=LEASE)
@@ -83,9 +83,9 @@ def list_results(store: Path) -> Any:
 
 
 def read_status(store: Path) -> Any:
-    """Say how far the sweep of the manifest is."""
-    found = Watch(read_manifest(NAME, store), ResultsStore(store)).look()
-    return [state.status for state in found.states]
+    """Return the status of each cell of the manifest."""
+    progress = Watch(read_manifest(NAME, store), ResultsStore(store)).look()
+    return [state.status for state in progress.states]
 
 
 def lease(store: Path) -> Any:
@@ -98,7 +98,7 @@ def lease(store: Path) -> Any:
 
 
 def renew(store: Path) -> Any:
-    """Hold a lease until it has been renewed twice; say whether it was still held then."""
+    """Hold a lease until it has been renewed twice; return whether it was still held then."""
     root = ResultsStore(store).folder.parent
     assert isinstance(root, ObjectPath)
     path, contents, ends = root / "claims" / "cells-new", set(), time.monotonic() + 60
@@ -122,8 +122,8 @@ def file_result(store: Path) -> Any:
         results_store.write_examples(result, content_of(result))
         return result
 
-    found, _ = results_store.ensure(cell_key(NEW), lambda: compute(NEW))
-    return found, results_store.examples(found).columns["correct"].tolist()
+    filed, _ = results_store.ensure(cell_key(NEW), lambda: compute(NEW))
+    return filed, results_store.examples(filed).columns["correct"].tolist()
 
 
 def set_aside(store: Path) -> Any:
@@ -143,7 +143,7 @@ STAGES: dict[str, Callable[[Path], Any]] = {
     "setting aside": set_aside,
 }
 CHANGING = ("filing a result", "setting aside")
-"""Stages after which the store is another one."""
+"""Stages that change the store."""
 KILLED = ("lease", "renewal", *CHANGING)
 """Stages at which a kill can leave something behind."""
 
@@ -183,7 +183,7 @@ class Scene:
             self.proxy.clear()
 
     def left(self, store: Path) -> Any:
-        """Return what a stage has left behind: the results and examples, the leases, and what is unfiled."""
+        """Return what a stage has left behind: results, examples, leases, and unfiled results."""
         self.proxy.clear()
         results_store = ResultsStore(store)
         assert results_store.unfiled is not None
@@ -212,9 +212,9 @@ class Scene:
             if kind == "hang":
                 self.proxy.settle()  # the request that the client has given up is carried out, too
                 time.sleep(LEASE / 2)
-            found = value, self.left(store)
-            self.used = self.used or found != wanted
-            return "" if found == wanted else f"{found} is not {wanted}"
+            results = value, self.left(store)
+            self.used = self.used or results != wanted
+            return "" if results == wanted else f"{results} is not {wanted}"
 
     def killed(self, stage: str, request: int, wanted: Any) -> str:
         """Kill a process that runs a stage when a request (from 0) of it arrives, and run the stage again.
@@ -257,7 +257,7 @@ class Scene:
             return self.run_again(stage, store, wanted)
 
     def run_again(self, stage: str, store: Path, wanted: Any) -> str:
-        """Run a stage as the next command would, once leases of the dead have ended; return what is not as `wanted`."""
+        """Run a stage as the next command would, once the leases of killed processes have ended; return what is not as `wanted`."""
         self.proxy.clear()
         results_store = ResultsStore(store)
         assert isinstance(results_store.folder, ObjectPath)
@@ -267,9 +267,9 @@ class Scene:
         with leases.wait(lambda: ["cells-new", *map(results_store.lease, keys)], lambda other: None):
             pass
         moved = stage == "setting aside" and results_store.find(keys[0]) is None
-        found = wanted[0] if moved else STAGES[stage](store), self.left(store)
+        results = wanted[0] if moved else STAGES[stage](store), self.left(store)
         self.used = True
-        return "" if found == wanted else f"{found} is not {wanted}"
+        return "" if results == wanted else f"{results} is not {wanted}"
 
 
 def run_stage(stage: str, endpoint: str, store: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which addresses a process's family listens on, looked at again and again for the time of a block."""
+"""The addresses on which a process's descendants listen, polled for the duration of a block."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def is_loopback(address: str) -> bool:
 
 @contextmanager
 def watched(look: Callable[[], None] = lambda: None) -> Iterator[dict[str, set[str]]]:
-    """Yields a mapping that fills while the block runs: titles of this process's descendants that listen, with their addresses.
+    """Yield a mapping that is filled while the block runs: command lines of this process's listening descendants -> addresses.
 
     Args:
-        look: called at each look, too.
+        look: called before each poll.
     """
-    found: dict[str, set[str]] = {}
+    addresses: dict[str, set[str]] = {}
     stop = threading.Event()
 
     def watch() -> None:
@@ -30,14 +30,14 @@ def watched(look: Callable[[], None] = lambda: None) -> Iterator[dict[str, set[s
                 try:
                     for connection in process.net_connections("inet"):
                         if connection.status == psutil.CONN_LISTEN:
-                            found.setdefault(" ".join(process.cmdline()), set()).add(connection.laddr.ip)
+                            addresses.setdefault(" ".join(process.cmdline()), set()).add(connection.laddr.ip)
                 except psutil.Error:
                     continue
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield found
+        yield addresses
     finally:
         stop.set()
         thread.join()

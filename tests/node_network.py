@@ -1,6 +1,6 @@
-"""Several machines on one: each node has Linux namespaces of its own, so an address, host name, processes and /tmp.
+"""Several nodes on one machine: each has its own Linux namespaces, and so its own address, host name, processes and /tmp.
 
-The nodes are joined by a switch in a network namespace of its own, so nothing of this machine's network changes. The
+The nodes are connected by a switch in its own network namespace, so this machine's network does not change. The
 kernel removes everything when the processes that hold the namespaces end, and these end with the process that started
 them, however it ends.
 """
@@ -26,7 +26,7 @@ import pytest
 
 PREFIX = "10.77.0"
 SWITCH = f"{PREFIX}.254"
-"""The address of the switch, where clients of the cluster are."""
+"""The address of the switch, from which clients use the cluster."""
 GCS, DASHBOARD = 6379, 8265
 """Ray's usual ports: every node has all ports to itself."""
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -58,13 +58,13 @@ class Node:
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         """Its processes whose command line contains `title`."""
-        found = []
+        processes = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.holder.pid).children(recursive=True):
                 with suppress(psutil.Error):
                     if title in " ".join(process.cmdline()):
-                        found.append(process)
-        return found
+                        processes.append(process)
+        return processes
 
     def run(self, *command: str) -> str:
         """Return the output of a command that sees its files."""
@@ -80,11 +80,11 @@ class Job:
 
     @property
     def log(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self.path.read_text(errors="replace")
 
     def finish(self, seconds: float, *, well: bool = True) -> str:
-        """Return the log of a job that ends well, or with an error, within so many seconds."""
+        """Return the log of a job that ends within `seconds`: without an error if `well`, else with one."""
         self.process.wait(timeout=seconds)
         assert (self.process.returncode == 0) == well, self.log
         return self.log
@@ -94,7 +94,7 @@ class NodeNetwork:
     """A switch and its nodes. The first node is the head of a Ray cluster, without CPUs, unless it is started otherwise.
 
     Args:
-        root: folder of what the nodes have as /tmp.
+        root: folder that holds each node's /tmp.
         shared: folder that all nodes see under its own path, or None.
     """
 
@@ -109,7 +109,7 @@ class NodeNetwork:
         }
         self.holder = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
         wait_until(lambda: _apart(self.holder.pid), seconds=20)
-        # Otherwise its address is that of a port, and others look for it in vain when that port leaves.
+        # Otherwise its hardware address is that of a port, and nodes cannot reach it once that port is removed.
         self.at_switch("ip", "link", "add", "switch", "address", "02:00:00:00:00:fe", "type", "bridge")
         self.at_switch("ip", "address", "add", f"{SWITCH}/24", "dev", "switch")
         for name in ("lo", "switch"):
@@ -127,9 +127,9 @@ class NodeNetwork:
         folder.mkdir(mode=0o1777)
         log = (folder / "log").open("wb")
         words = [*HELD, "--mount-proc", "bash", "-c", self._script(folder), "bash", name, str(folder), *command]
-        own = {"HOME": "/tmp", "TMPDIR": "/tmp", "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+        folders = {"HOME": "/tmp", "TMPDIR": "/tmp", "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
         holder = subprocess.Popen(
-            words, env=os.environ | self.environment | own | environment, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/"
+            words, env=os.environ | self.environment | folders | environment, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/"
         )  # fmt: skip
         node = Node(number, address, holder, folder)
         self.nodes.append(node)
@@ -171,7 +171,7 @@ class NodeNetwork:
         return node
 
     def lose(self, node: Node) -> None:
-        """Kill all processes of a node at once: others learn of it by their closed connections alone."""
+        """Kill all processes of a node at once; others notice only that their connections are closed."""
         family = node.processes()
         if node.holder.poll() is None:
             node.holder.kill()
@@ -183,7 +183,7 @@ class NodeNetwork:
         self.at_switch("ip", "link", "set", f"port{node.number}", "master", "switch")
 
     def leave(self, node: Node) -> None:
-        """Take a node off the switch: it runs on, and reaches nobody."""
+        """Disconnect a node from the switch; it keeps running, but reaches no other node."""
         self.at_switch("ip", "link", "set", f"port{node.number}", "nomaster")
 
     def submit(self, *entrypoint: str, folder: Path | None = None) -> Job:
@@ -209,7 +209,7 @@ class NodeNetwork:
         return _run(*self._from_switch(*command), **self.environment)
 
     def get(self, path: str) -> Any:
-        """The answer of the cluster's dashboard."""
+        """Return the response of the cluster's dashboard."""
         program = (
             "import sys, urllib.request as r; q = r.Request(sys.argv[1]);"
             "q.add_header('Authorization', 'Bearer ' + sys.argv[2]); print(r.urlopen(q, timeout=30).read().decode())"
@@ -220,7 +220,7 @@ class NodeNetwork:
     def wait_for_nodes(self, count: int) -> None:
         """Wait until the cluster has so many nodes, the head included."""
 
-        def there() -> bool:
+        def alive() -> bool:
             ended = [node.log for node in self.nodes if node.holder.poll() not in (None, -9)]
             assert not ended, ended
             with suppress(subprocess.CalledProcessError):
@@ -228,7 +228,7 @@ class NodeNetwork:
                 return states.count("ALIVE") == count
             return False
 
-        wait_until(there, seconds=180)
+        wait_until(alive, seconds=180)
 
     def close(self) -> None:
         """End all nodes and the switch."""
@@ -258,19 +258,19 @@ class NodeNetwork:
 
 
 def _run(*command: str, **environment: str) -> str:
-    own = os.environ | environment
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=own).stdout
+    variables = os.environ | environment
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=variables).stdout
 
 
 def _apart(pid: int) -> bool:
-    """Whether a process has left this process's network."""
+    """Return whether a process is in another network namespace than this one."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
     return False
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> None:
-    """Return when `done` does; fail after so many seconds."""
+    """Wait until `done` returns true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not in {seconds:g} s"
@@ -278,7 +278,7 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def need_namespaces() -> None:
-    """Skip the test where the system lets nobody make nodes."""
+    """Skip the test if the system does not allow network namespaces."""
     missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (util-linux, iproute2)")
@@ -290,7 +290,7 @@ def need_namespaces() -> None:
 
 
 def need_taps() -> None:
-    """Skip the test where the system lets nobody make links with a delay."""
+    """Skip the test if the system does not allow TAP devices, which links with a delay need."""
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR))
     except OSError as error:
@@ -299,7 +299,7 @@ def need_taps() -> None:
 
 @contextmanager
 def node_network(shared: Path | None) -> Iterator[NodeNetwork]:
-    """A switch without nodes; what is started on it ends with the block."""
+    """Yield a switch without nodes; everything that is started on it ends with the block."""
     need_namespaces()
     root = Path(tempfile.mkdtemp(prefix="mlmclm-nodes-"))
     network = NodeNetwork(root, shared)

@@ -1,4 +1,4 @@
-"""Object stores for tests: fsspec's in memory, and a server of the S3 protocol on a free port, where its packages are."""
+"""Object stores for tests: fsspec's in memory, and an S3 server on a free port if its packages are installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.retrying import RetryPolicy
 
 HURRY = RetryPolicy(seconds=300.0, first=0.01, most=0.1, silent=0.0)
-"""RetryPolicy of tests: nobody waits for longer than that."""
+"""Retry policy of tests, with short waits."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DisturbedStore:
     direct: str
 
     def give_up_after(self, seconds: float) -> None:
-        """Let this process give up a request after so long."""
+        """Let this process give up a request after `seconds`."""
         use_endpoint(self.proxy.endpoint, seconds)
 
     def be_patient(self, **changes: float) -> None:
@@ -47,21 +47,21 @@ class DisturbedStore:
 
 
 def store_at(folder: Path, url: str) -> Path:
-    """Return the store at an address that a machine has whose copies of stores are in this folder."""
+    """Return the path, below the folder of local copies, of the store at an address."""
     return folder / url.replace("://", PARTED).replace("/", SLASH)
 
 
 def forget_buckets() -> None:
-    """Let buckets and file systems be opened anew, with the present configuration."""
+    """Clear the caches, so that buckets and file systems are opened again with the present configuration."""
     buckets._bucket.cache_clear()
     buckets._file_system.cache_clear()
 
 
 def use_endpoint(endpoint: str, seconds: float = 60.0) -> None:
-    """Let this process use an S3 server, which it asks once and impatiently.
+    """Let this process use an S3 server, with one attempt for each request.
 
     Args:
-        seconds: until a request is given up. Where a test counts requests or waits for none, a slow machine must not
+        seconds: timeout of a request. In a test that counts requests, it must be so long that a slow machine does not
             reach it.
     """
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -78,7 +78,7 @@ def use_endpoint(endpoint: str, seconds: float = 60.0) -> None:
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Run an S3 server with a bucket of that name in this process; yield its endpoint."""
+    """Run an S3 server with a bucket named `bucket` in this process; yield its endpoint."""
     from moto.server import ThreadedMotoServer
 
     before = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
@@ -88,7 +88,7 @@ def s3_server() -> Iterator[str]:
     try:
         host, port = server.get_host_and_port()
         use_endpoint(f"http://{host}:{port}")
-        # A server of an earlier test may have had one in this process.
+        # In this process the server of an earlier test may have created it.
         fsspec.filesystem("s3", use_listings_cache=False).makedirs("bucket", exist_ok=True)
         yield f"http://{host}:{port}"
     finally:

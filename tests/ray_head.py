@@ -1,4 +1,4 @@
-"""A Ray head of the tests' own, as a user starts one for `ray job submit`."""
+"""A Ray head node for tests, started as by a user for `ray job submit`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import psutil
 
 @dataclass(frozen=True)
 class RayHead:
-    """`dashboard` is the address for job clients; `environment` what a client process needs beside its own; `gcs` the
-    address for drivers; `folder` Ray's temporary folder."""
+    """`dashboard` is the address for job clients, `gcs` the address for drivers, `environment` the variables that a client
+    process needs besides its own, and `folder` Ray's temporary folder."""
 
     dashboard: str
     gcs: str
@@ -32,7 +32,7 @@ class RayHead:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Return different ports on which no process listens."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -41,7 +41,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process we started and all its descendants, by their ids."""
+    """Kill a process that a test has started and all its descendants, by their ids."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
         for member in family:
@@ -53,7 +53,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def running_head() -> Iterator[RayHead]:
-    """`ray start --head` with tokens, on free ports, with a temporary folder of its own."""
+    """Run `ray start --head` with tokens, on free ports, with its own temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="mlmclm-head-", dir="/tmp"))
     gcs, dashboard, client, agent = free_ports(4)
     environment = {
@@ -81,7 +81,7 @@ def running_head() -> Iterator[RayHead]:
 
 
 def _wait(head: RayHead, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when the dashboard takes jobs."""
+    """Wait until the dashboard accepts jobs."""
     request = urllib.request.Request(f"{head.dashboard}/api/jobs/")
     request.add_header("Authorization", f"Bearer {head.environment['RAY_AUTH_TOKEN']}")
     deadline = time.monotonic() + 300

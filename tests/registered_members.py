@@ -1,4 +1,4 @@
-"""Members that tests register, apart from code that a key refuses."""
+"""Members of registries that tests register. Their module has no code that cell keys refuse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Root(Decay):
 
 
 class Faded(Callback):
-    """Multiplies a weight before each step by what it has learned from the gradients' norms, on all workers."""
+    """Scales a weight before each step by a factor that depends on the mean gradient norm, on all workers."""
 
     everywhere = True
     asks = ("gradient_norm",)
@@ -49,7 +49,7 @@ class Faded(Callback):
 
 
 class Averaged(Callback):
-    """Puts the mean of the last steps in place of a weight, every five steps and where the rate's decay ends."""
+    """Replaces a weight by its mean over the last steps, every five steps and where the learning rate's decay ends."""
 
     everywhere = True
 

@@ -21,7 +21,7 @@ import pytest
 from node_network import PREFIX, Node, NodeNetwork, node_network, wait_until
 
 EXPORTED = ("PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "DS_ACCELERATOR", "HF_HUB_OFFLINE", "NUMBA_CACHE_DIR")
-"""A job gets these alone, so that its script has to pass on what it sets itself."""
+"""The only variables that a job gets; its script must pass on those that it sets itself."""
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=node1({prefix}.1)
@@ -53,7 +53,7 @@ printf '127.0.0.1 localhost\\n127.0.1.1 %s\\n' "$(hostname)" > /run/hosts
 mount --bind /run/hosts /etc/hosts
 munged --key-file="$1" --socket=/run/munge --pid-file=/run/munged.pid --log-file=/run/munged.log --seed-file=/run/seed
 "$2" -D &
-while true; do wait; sleep 1; done  # it takes up processes whose parent has ended
+while true; do wait; sleep 1; done  # reaps processes whose parent has ended
 """
 
 
@@ -61,8 +61,8 @@ class SlurmCluster:
     """A controller and nodes that compute.
 
     Args:
-        network: has no nodes yet, and shares the folder.
-        folder: of the configuration, of the jobs' output, and their home folder.
+        network: a network without nodes, which shares the folder.
+        folder: for the configuration and the jobs' output; it is also their home folder.
         cpus: of each computing node.
     """
 
@@ -83,12 +83,12 @@ class SlurmCluster:
 
     def run(self, *command: str, node: Node | None = None) -> str:
         """Return the output of a command on a node, by default the controller's."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_A", "MLMCLM_", "SLURM_"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_A", "MLMCLM_", "SLURM_"))}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         first = psutil.Process((node or self.controller).holder.pid).children()[0]
         done = subprocess.run(
             ["nsenter", "--target", str(first.pid), "--net", "--mount", "--uts", "--pid", f"--wd={self.folder}", *command],
-            env=own | {"SLURM_CONF": str(self.configuration), "HOME": str(self.folder), "PATH": path},
+            env=env | {"SLURM_CONF": str(self.configuration), "HOME": str(self.folder), "PATH": path},
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         return done.stdout + done.stderr
@@ -99,7 +99,7 @@ class SlurmCluster:
         return int(self.run("sbatch", "--parsable", *words))
 
     def output(self, job: int) -> str:
-        """Return what a job has said so far, in all its turns."""
+        """Return a job's output so far, over all of its restarts."""
         path = self.folder / f"{job}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -110,33 +110,33 @@ class SlurmCluster:
     def wait(self, job: int, state: str, seconds: float) -> dict[str, str]:
         """Return the record of a job when it is in a state; fail if it ends in another."""
 
-        def there() -> bool:
+        def reached() -> bool:
             now = self.job(job)["JobState"]
             assert now in (state, "PENDING", "RUNNING", "COMPLETING"), (now, self.output(job))
             return now == state
 
         try:
-            wait_until(there, seconds)
+            wait_until(reached, seconds)
         except AssertionError as error:
             raise AssertionError(self.output(job)) from error
         return self.job(job)
 
     def left(self) -> list[str]:
         """Return the processes on computing nodes that are not Slurm's daemons, and what jobs have left in /tmp."""
-        found = []
+        left = []
         for node in self.computing:
             for process in node.processes():
                 with suppress(psutil.Error):  # it has ended
                     if process.pid not in self.daemons and process.name() not in ("sleep", "slurmd"):
-                        found.append(" ".join(process.cmdline()))
+                        left.append(" ".join(process.cmdline()))
             shared = self.folder.relative_to("/tmp").parts[0] if self.folder.is_relative_to("/tmp") else ""
-            found += [path.name for path in node.folder.iterdir() if path.name not in ("log", shared)]
-        return found
+            left += [path.name for path in node.folder.iterdir() if path.name not in ("log", shared)]
+        return left
 
 
 @contextmanager
 def slurm_cluster(folder: Path, cpus: Sequence[int]) -> Iterator[SlurmCluster]:
-    """A cluster that ends with the block. The test is skipped where Slurm is not installed."""
+    """Yield a cluster that ends with the block; skip the test if Slurm is not installed."""
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""Each compression that files may have, by the end of their names."""
+"""The compressions of files, by the suffix of their names."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 LARGE = (".safetensors", ".bin", ".parquet")
 """Suffixes of the files that git-lfs keeps."""
 PAGE = 4
-"""Files of a listing's page."""
+"""Files on each page of a listing."""
 _KINDS = {"models": "model", "datasets": "dataset"}
 
 
 def commit(number: int) -> str:
-    """The identifier of a repository's commit, as long as git's; 0 is the empty one that a repository begins with."""
+    """Return the identifier of a commit, as long as git's; commit 0 is the empty one with which a repository begins."""
     return f"{number:040x}"
 
 
@@ -46,18 +46,18 @@ class Repository:
     """Whether it doesn't exist for others."""
 
     def commit_of(self, revision: str) -> str | None:
-        found = {**self.branches, **self.tags}.get(revision, revision)
-        return found if found in self.commits else None
+        oid = {**self.branches, **self.tags}.get(revision, revision)
+        return oid if oid in self.commits else None
 
     def files(self, revision: str) -> dict[str, bytes]:
         return self.commits[self.commit_of(revision) or revision]
 
     def add(self, files: Mapping[str, bytes], branch: str = "main") -> str:
         """Make a commit with these files only; return its identifier."""
-        made = commit(len(self.commits))
-        self.commits[made] = dict(files)
-        self.branches[branch] = made
-        return made
+        oid = commit(len(self.commits))
+        self.commits[oid] = dict(files)
+        self.branches[branch] = oid
+        return oid
 
 
 @dataclass
@@ -69,17 +69,17 @@ class Hub:
     calls: list[tuple[str, str, int]] = field(default_factory=list)
     """Method, path and status of each request."""
     collections: dict[str, list[str]] = field(default_factory=dict)
-    """Names of models by the collection's slug; those of the user `me` alone can be made."""
+    """Names of models by the collection's slug; collections can be created for the user `me` only."""
     commits_left: int = 10**6
-    """Commits that are taken before the server fails."""
+    """Commits that the server accepts before it fails."""
     objects: dict[str, bytes] = field(default_factory=dict)
     """Large files by their SHA-256."""
 
     def put(self, name: str, files: Path | Mapping[str, bytes], kind: str = "model") -> str:
-        """Make a commit of a folder's files, or of these; return its identifier."""
+        """Make a commit of a folder's files, or of the mapping's; return its identifier."""
         if isinstance(files, Path):
-            there = [path for path in files.rglob("*") if path.is_file()]
-            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in there}
+            paths = [path for path in files.rglob("*") if path.is_file()]
+            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in paths}
         return self.repositories.setdefault(name, Repository(kind=kind)).add(files)
 
 
@@ -117,8 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         try:
             for pattern, answer in _ROUTES:
-                if found := pattern.fullmatch(f"{self.command} {parts.path}"):
-                    answer(self, *(None if group is None else unquote(group) for group in found.groups()))
+                if match := pattern.fullmatch(f"{self.command} {parts.path}"):
+                    answer(self, *(None if group is None else unquote(group) for group in match.groups()))
                     return
             raise _Refused(404)
         except _Refused as refused:
@@ -130,22 +130,22 @@ class _Handler(BaseHTTPRequestHandler):
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
 
     def _repository(self, kinds: str | None, name: str) -> Repository:
-        found, token = self.hub.repositories.get(name), self._token()
-        hidden = found is not None and found.private and token not in (found.readers or ())
-        if found is None or hidden or found.kind != _KINDS[(kinds or "models").rstrip("/")]:
-            # Who isn't logged in doesn't learn whether there is a private one.
+        repository, token = self.hub.repositories.get(name), self._token()
+        hidden = repository is not None and repository.private and token not in (repository.readers or ())
+        if repository is None or hidden or repository.kind != _KINDS[(kinds or "models").rstrip("/")]:
+            # Without a token, the answer does not say whether there is a private one.
             raise _Refused(404, "RepoNotFound", "Repository not found") if token else _Refused(401, message="Invalid username or password.")  # fmt: skip
-        return found
+        return repository
 
     def _check_gate(self, repository: Repository, name: str) -> None:
         if repository.readers is not None and self._token() not in repository.readers:
             raise _Refused(403 if self._token() else 401, "GatedRepo", f"Access to {name} is restricted.")
 
     def _commit(self, repository: Repository, revision: str) -> str:
-        found = repository.commit_of(revision)
-        if found is None:
+        oid = repository.commit_of(revision)
+        if oid is None:
             raise _Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        return found
+        return oid
 
     # Reading
 
@@ -153,44 +153,44 @@ class _Handler(BaseHTTPRequestHandler):
         author, search = self.query.get("author"), self.query.get("search", "").lower()
         shown = [
             name
-            for name, each in self.hub.repositories.items()
-            if each.kind == _KINDS[kinds] and author in (None, name.partition("/")[0]) and search in name.lower()
+            for name, repository in self.hub.repositories.items()
+            if repository.kind == _KINDS[kinds] and author in (None, name.partition("/")[0]) and search in name.lower()
         ]
         self._answer([{"id": name, "sha": None} for name in shown if not self.hub.repositories[name].private])
 
     def _about(self, kinds: str, name: str, revision: str | None) -> None:
         repository = self._repository(kinds, name)
-        found = self._commit(repository, revision or "main")
-        siblings = [{"rfilename": path} for path in repository.commits[found]]
+        oid = self._commit(repository, revision or "main")
+        siblings = [{"rfilename": path} for path in repository.commits[oid]]
         gated = "manual" if repository.readers is not None and not repository.private else False
-        self._answer({"id": name, "sha": found, "siblings": siblings, "private": repository.private, "gated": gated})
+        self._answer({"id": name, "sha": oid, "siblings": siblings, "private": repository.private, "gated": gated})
 
     def _may(self, kinds: str, name: str) -> None:
         self._check_gate(self._repository(kinds, name), name)
         self._answer({})
 
     def _refs(self, kinds: str, name: str) -> None:
-        found = self._repository(kinds, name)
+        repository = self._repository(kinds, name)
         refs = {
-            kind: [{"name": name, "ref": f"refs/{name}", "targetCommit": at} for name, at in own.items()]
-            for kind, own in (("branches", found.branches), ("tags", found.tags), ("converts", {}))
+            kind: [{"name": name, "ref": f"refs/{name}", "targetCommit": oid} for name, oid in commits.items()]
+            for kind, commits in (("branches", repository.branches), ("tags", repository.tags), ("converts", {}))
         }
         self._answer(refs)
 
     def _tree(self, kinds: str, name: str, revision: str, folder: str | None) -> None:
         repository = self._repository(kinds, name)
-        found = self._commit(repository, revision)
-        files, start = repository.commits[found], f"{folder}/" if folder else ""
+        oid = self._commit(repository, revision)
+        files, start = repository.commits[oid], f"{folder}/" if folder else ""
         inside = {path: content for path, content in files.items() if path.startswith(start)}
         if start and not inside:
-            raise _Refused(404, "EntryNotFound", f"{folder} does not exist", **{"X-Repo-Commit": found})
-        whole = self.query.get("recursive", "false").lower() == "true"
-        entries = [_info(path, content) for path, content in inside.items() if whole or "/" not in path[len(start) :]]
+            raise _Refused(404, "EntryNotFound", f"{folder} does not exist", **{"X-Repo-Commit": oid})
+        recursive = self.query.get("recursive", "false").lower() == "true"
+        entries = [_info(path, file) for path, file in inside.items() if recursive or "/" not in path[len(start) :]]
         folders = {path[: position.start()] for path in inside for position in re.finditer("/", path)}
-        folders = {path for path in folders if path.startswith(start) and (whole or "/" not in path[len(start) :])}
+        folders = {path for path in folders if path.startswith(start) and (recursive or "/" not in path[len(start) :])}
         entries = sorted([*entries, *map(_folder, folders)], key=lambda entry: str(entry["path"]))
         begin = int(self.query.get("cursor", 0))
-        more = f"{self.hub.address}{self.path.partition('?')[0]}?recursive={whole}&cursor={begin + PAGE}"
+        more = f"{self.hub.address}{self.path.partition('?')[0]}?recursive={recursive}&cursor={begin + PAGE}"
         link = {"Link": f'<{more}>; rel="next"'} if begin + PAGE < len(entries) else {}
         self._answer(entries[begin : begin + PAGE], **link)
 
@@ -204,20 +204,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _resolve(self, kinds: str | None, name: str, revision: str, path: str) -> None:
         repository = self._repository(kinds, name)
         self._check_gate(repository, name)
-        found = self._commit(repository, revision)
-        content = repository.commits[found].get(path)
-        here = {"X-Repo-Commit": found}
+        oid = self._commit(repository, revision)
+        content = repository.commits[oid].get(path)
+        headers = {"X-Repo-Commit": oid}
         if content is None:
-            raise _Refused(404, "EntryNotFound", f"{path} does not exist", **here)
+            raise _Refused(404, "EntryNotFound", f"{path} does not exist", **headers)
         info = _info(path, content)
         if "lfs" not in info:
-            self._send(content, **here, ETag=f'"{info["oid"]}"')
+            self._send(content, **headers, ETag=f'"{info["oid"]}"')
             return
         sha = info["lfs"]["oid"]
         self.hub.objects[sha] = content
-        # Another host, as the Hub's: the libraries follow redirects to the same one before they look at the headers.
-        place = {"Location": f"{self.hub.address.replace('127.0.0.1', 'localhost')}/cdn/{sha}"}
-        self._answer({}, 302, **here, **place, **{"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(content))})
+        # A different host, like the Hub's CDN: the libraries follow redirects to the same host before they read the headers.
+        headers["Location"] = f"{self.hub.address.replace('127.0.0.1', 'localhost')}/cdn/{sha}"
+        self._answer({}, 302, **headers, **{"X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(content))})
 
     def _object(self, sha: str) -> None:
         self._send(self.hub.objects[sha], ETag=f'"{sha}"')
@@ -230,26 +230,26 @@ class _Handler(BaseHTTPRequestHandler):
         begin, end = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
         if begin >= len(content):
             return self._bytes(b"", 416, {"Content-Range": f"bytes */{len(content)}"})
-        place = {"Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"}
-        return self._bytes(content[begin:end], 206, {**headers, **place})
+        ranges = {"Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"}
+        return self._bytes(content[begin:end], 206, {**headers, **ranges})
 
     # Writing
 
     def _create(self) -> None:
-        made = json.loads(self.body)
-        self.hub.asked.append((self.path, made))
-        name = f"{made.get('organization') or 'me'}/{made['name']}"
-        private = bool(made.get("private")) or made.get("visibility") == "private"
-        repository = Repository(kind=made.get("type") or "model", private=private)
+        request = json.loads(self.body)
+        self.hub.asked.append((self.path, request))
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
+        private = bool(request.get("private")) or request.get("visibility") == "private"
+        repository = Repository(kind=request.get("type") or "model", private=private)
         repository.readers = {self._token()} if private else None
         self.hub.repositories.setdefault(name, repository)
         self._answer({"url": f"{self.hub.address}/{name}", "name": name})
 
     def _collect(self) -> None:
-        made = json.loads(self.body)
-        self.hub.asked.append((self.path, made))
-        slug = f"{made['namespace']}/{made['title'].replace(' ', '-')}"
-        if made["namespace"] != "me":
+        request = json.loads(self.body)
+        self.hub.asked.append((self.path, request))
+        slug = f"{request['namespace']}/{request['title'].replace(' ', '-')}"
+        if request["namespace"] != "me":
             raise _Refused(403, message="You don't have the rights to create a collection there")
         if slug in self.hub.collections:
             self._answer({"slug": slug}, 409)
@@ -287,21 +287,21 @@ class _Handler(BaseHTTPRequestHandler):
             repository.tags[lines[0]["tag"]] = revision
             return self._answer({})
         if not self.hub.commits_left:
-            raise _Refused(400, message="no more")  # at 500 the library tries again for long
+            raise _Refused(400, message="no more")  # at 500 the library retries for a long time
         self.hub.commits_left -= 1
-        new = {each["path"]: base64.b64decode(each["content"]) for each in _values(lines, "file")}
-        new |= {each["path"]: self.hub.objects[each["oid"]] for each in _values(lines, "lfsFile")}
-        gone = {each["path"] for each in _values(lines, "deletedFile")}
+        new = {value["path"]: base64.b64decode(value["content"]) for value in _values(lines, "file")}
+        new |= {value["path"]: self.hub.objects[value["oid"]] for value in _values(lines, "lfsFile")}
+        gone = {value["path"] for value in _values(lines, "deletedFile")}
         kept = {path: content for path, content in repository.files(revision).items() if path not in gone}
-        made = repository.add({**kept, **new}, revision)
-        address = f"{self.hub.address}/{name}/commit/{made}"
-        return self._answer({"commitUrl": address, "commitOid": made, "success": True})
+        oid = repository.add({**kept, **new}, revision)
+        address = f"{self.hub.address}/{name}/commit/{oid}"
+        return self._answer({"commitUrl": address, "commitOid": oid, "success": True})
 
     def _batch(self, kinds: str | None, name: str) -> None:
         self._repository(kinds, name)
         objects = [
-            {**each, "actions": {"upload": {"href": f"{self.hub.address}/lfs/{each['oid']}"}}}
-            for each in json.loads(self.body)["objects"]
+            {**item, "actions": {"upload": {"href": f"{self.hub.address}/lfs/{item['oid']}"}}}
+            for item in json.loads(self.body)["objects"]
         ]
         self._answer({"transfer": "basic", "objects": objects})
 

@@ -12,7 +12,7 @@ from mlmclm.tracking.records import RunRecord
 
 
 def export(store: Path, records: Sequence[RunRecord], *, address: str | None = None, experiment: str = "study") -> int:
-    """Write records as a process of its own does; return how many runs were created or changed."""
+    """Write records in batches of the writer's size; return how many runs were created or changed."""
     with writer_of(address or default_address(store), experiment, store) as writer:
         size = writer.at_once
         return sum(writer.write(records[start : start + size]) for start in range(0, len(records), size))
@@ -27,11 +27,11 @@ def client(store: Path, address: str | None = None) -> Any:
 
 def runs(store: Path, address: str | None = None, *, experiment: str = "study") -> list[Any]:
     """The runs of an experiment, by name; none if there is no experiment."""
-    found = client(store, address).get_experiment_by_name(experiment)
-    if found is None:
+    existing = client(store, address).get_experiment_by_name(experiment)
+    if existing is None:
         return []
     order = ["attributes.run_name ASC"]
-    return list(client(store, address).search_runs([found.experiment_id], max_results=5000, order_by=order))
+    return list(client(store, address).search_runs([existing.experiment_id], max_results=5000, order_by=order))
 
 
 def names(store: Path, *, experiment: str = "study") -> list[str]:

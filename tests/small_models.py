@@ -1,4 +1,4 @@
-"""Small models, tokenizers and task data for tests: made on the spot, in well under a second."""
+"""Small models, tokenizers and task data for tests, each made in well under a second."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def small_tokenizer(vocabulary: int = 400) -> PreTrainedTokenizerFast:
 
 
 def as_written_by_5_23(config: Path) -> bytes:
-    """A config.json as transformers 5.23.0 writes it, the version that every file's hash is of."""
+    """Return a config.json as transformers 5.23.0 writes it; the hashes in tests are of files of this version."""
     return re.sub(rb'("transformers_version": ")[^"]+', rb"\g<1>5.23.0", config.read_bytes())
 
 
 def save_small_model(
     folder: Path, *, seed: int = 0, length: int = 128, key_value_heads: int = 2, hidden: int = 32
 ) -> Path:
-    """A folder as pretraining leaves it: an untrained EuroBERT of 2 layers with its tokenizer."""
+    """Write a folder as pretraining leaves it: an untrained EuroBERT of 2 layers with its tokenizer."""
     tokenizer = small_tokenizer()
     tokenizer.save_pretrained(folder)
     roles = {f"{role}_token": f"<{role}>" for role in ("pad", "bos", "eos", "mask")}
@@ -81,15 +81,15 @@ PRONOUNS = ("he", "his", "him", "she", "her", "they", "their", "them")
 
 
 def save_pronoun_model(folder: Path, words: str = "", pronouns: Sequence[str] = PRONOUNS) -> Path:
-    """An untrained encoder whose vocabulary has these pronouns, and these words, as one token each."""
+    """Write an untrained encoder whose vocabulary has each of these pronouns and words as one token."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     special = ["<pad>", "<bos>", "<eos>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    every = [*words.split(), *pronouns, *(form.capitalize() for form in pronouns if form in ("he", "she"))]
+    forms = [*words.split(), *pronouns, *(form.capitalize() for form in pronouns if form in ("he", "she"))]
     backend.train_from_iterator(
-        [f" {word}" for word in every for _ in range(3)] + every,
+        [f" {word}" for word in forms for _ in range(3)] + forms,
         trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet),
     )
     tokenizer = PreTrainedTokenizerFast(
@@ -108,7 +108,7 @@ def save_pronoun_model(folder: Path, words: str = "", pronouns: Sequence[str] = 
 
 
 def save_framed_model(folder: Path) -> Path:
-    """The same model, whose tokenizer puts `<bos> a <eos>` and `<bos> a <eos> b <eos>` around texts."""
+    """Write the same model with a tokenizer that turns texts into `<bos> a <eos>` and `<bos> a <eos> b <eos>`."""
     save_small_model(folder)
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
@@ -157,11 +157,11 @@ metric: accuracy
 licence: mine
 citation: none
 """
-"""The declaration of a task of one's own, on the files of `write_sentiment`."""
+"""The declaration of a user's own task, on the files of `write_sentiment`."""
 
 
 def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
-    """A learnable stand-in for sst2: one word decides."""
+    """Write a learnable stand-in for sst2: one word decides the label."""
     chance = random.Random(1)
     for split, count in (("train", train), ("validation", test)):
         rows: dict[str, list[Any]] = {"sentence": [], "label": []}
@@ -175,7 +175,7 @@ def write_sentiment(root: Path, train: int = 400, test: int = 60) -> None:
 
 
 def write_similarities(root: Path, train: int = 300, test: int = 60) -> None:
-    """A learnable stand-in for stsb: how many of the five words are good ones; `validation` is the test split."""
+    """Write a learnable stand-in for stsb: the score is the number of good words among five; `validation` is the test split."""
     chance = random.Random(5)
     for split, count in (("train", train), ("validation", test)):
         rows: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "label": []}
@@ -190,7 +190,7 @@ def write_similarities(root: Path, train: int = 300, test: int = 60) -> None:
 
 
 def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
-    """A learnable stand-in for conll2003: people and two-word places."""
+    """Write a learnable stand-in for conll2003: people and two-word places."""
     chance = random.Random(2)
     for split, count in (("train", train), ("validation", test), ("test", test)):
         rows: dict[str, list[Any]] = {"tokens": [], "ner_tags": []}
@@ -198,29 +198,29 @@ def write_entities(root: Path, train: int = 300, test: int = 50) -> None:
             words: list[str] = []
             tags: list[int] = []
             for _ in range(chance.randint(1, 4)):
-                found = chance.choice(([chance.choice(NAMES)], [chance.choice(CITIES), chance.choice(CITIES)]))
-                words += [*found, chance.choice(FILL)]
-                tags += [1, 0] if len(found) == 1 else [5, 6, 0]
+                entity = chance.choice(([chance.choice(NAMES)], [chance.choice(CITIES), chance.choice(CITIES)]))
+                words += [*entity, chance.choice(FILL)]
+                tags += [1, 0] if len(entity) == 1 else [5, 6, 0]
             rows["tokens"].append(words)
             rows["ner_tags"].append(tags)
         write_table(root / "conll2003", split, rows)
 
 
 def write_questions(root: Path, train: int = 240, test: int = 40, *, unanswerable: bool = False) -> None:
-    """A learnable stand-in for squad_4k: which city, or which person? With `unanswerable` for squad_v2: a third of the
-    passages lack what is asked for."""
+    """Write a learnable stand-in for squad_4k: which city, or which person? With `unanswerable` it is for squad_v2: a third
+    of the passages lack the answer."""
     chance = random.Random(3)
     for split, count in (("train", train), ("validation", test)):
         rows: dict[str, list[Any]] = {name: [] for name in ("id", "title", "context", "question", "answers")}
         for number in range(count):
             words = chance.choices(FILL, k=chance.randint(4, 14))
-            found = {"Paris": chance.choice(CITIES), "Anna": chance.choice(NAMES)}
-            for word in found.values():
+            answers = {"Paris": chance.choice(CITIES), "Anna": chance.choice(NAMES)}
+            for word in answers.values():
                 words.insert(chance.randrange(len(words) + 1), word)
             asked = chance.choice(["Paris", "Anna"])
             missing = unanswerable and number % 3 == 0
             if missing:
-                words.remove(found[asked])
+                words.remove(answers[asked])
             context = f"{' '.join(words)} {number % 7}"
             rows["id"].append(f"{split}-{number}")
             rows["title"].append("")
@@ -229,13 +229,13 @@ def write_questions(root: Path, train: int = 240, test: int = 40, *, unanswerabl
             rows["answers"].append(
                 {"text": [], "answer_start": []}
                 if missing
-                else {"text": [found[asked]], "answer_start": [context.index(found[asked])]}
+                else {"text": [answers[asked]], "answer_start": [context.index(answers[asked])]}
             )
         write_table(root / ("squad_v2" if unanswerable else "squad_4k"), split, rows)
 
 
 def write_retrieval(root: Path, train: int = 300, test: int = 40) -> None:
-    """A learnable stand-in for reqa_squad: the document that shares a name and a place with the query."""
+    """Write a learnable stand-in for reqa_squad: a query's document shares a name and a place with it."""
     chance = random.Random(4)
 
     def pair() -> tuple[str, str]:
@@ -254,7 +254,7 @@ def write_retrieval(root: Path, train: int = 300, test: int = 40) -> None:
 
 
 def write_all(root: Path) -> Path:
-    """All four."""
+    """Write the data of four tasks: sst2, conll2003, squad_4k and reqa_squad."""
     write_sentiment(root)
     write_entities(root)
     write_questions(root)
@@ -263,10 +263,10 @@ def write_all(root: Path) -> Path:
 
 
 def write_two(folder: Path, *, sentences: int = 30) -> None:
-    """`data/` with little of sst2 and conll2003, and `model/`.
+    """Write `data/` with a few rows of sst2 and conll2003, and `model/`.
 
     Args:
-        sentences: of sst2's test split.
+        sentences: the number of sentences in sst2's test split.
     """
     write_sentiment(folder / "data", train=80, test=sentences)
     write_entities(folder / "data", train=80, test=30)
@@ -274,7 +274,7 @@ def write_two(folder: Path, *, sentences: int = 30) -> None:
 
 
 def write_place(folder: Path) -> None:
-    """`data/` with all that is written here, SQuAD v2's questions among it, and `model/`."""
+    """Write `data/` with all tasks of this module, and `model/`."""
     write_all(folder / "data")
     write_similarities(folder / "data")
     write_questions(folder / "data", unanswerable=True)

@@ -1,4 +1,4 @@
-"""A small published study, made without a store, and edits of it that keep its checksums right."""
+"""A small published study, made without a store, and functions that edit it and update its checksums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Rows = list[dict[str, Any]]
 
 
 def small_record() -> StudyRecord:
-    """Two models on one task, with outcomes of 40 test examples by chance."""
+    """Return the record of two models on one task, with random outcomes of 40 test examples."""
     weights = {model: stable_hash(model) for model in MODELS}
     data, rows, parts = stable_hash("sst2"), [], []
     for model in MODELS:
@@ -115,11 +115,11 @@ def read_rows(folder: Path) -> Rows:
 
 
 def edit_rows(folder: Path, edit: Callable[[Rows], Any]) -> None:
-    """Edit the results in a record's cells.parquet, each with a new checksum."""
+    """Edit the results in a record's cells.parquet, and give each a new checksum."""
     table, rows = pq.read_table(folder / "cells.parquet").to_pylist(), read_rows(folder)
     edit(rows)
     for cell, row in zip(table, rows, strict=False):
-        # Like `canonical_json`, but what is to be refused may be no number at all.
+        # Like `canonical_json`, but NaN is allowed, so that tests can check that it is refused.
         text = json.dumps(sealed_as_it_is(row), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         cell["result"] = text
     pq.write_table(pa.Table.from_pylist(table[: len(rows)]), folder / "cells.parquet")
@@ -142,7 +142,7 @@ def edit_json(folder: Path, name: str, edit: Callable[[Any], Any]) -> None:
 
 
 def seal(folder: Path, **more: str) -> None:
-    """Write checksums that fit: of all files but card and checksums, and of files by the names that `more` gives them."""
+    """Write the checksums of all files but card and checksums, and of the files `more`, by name."""
     names = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))

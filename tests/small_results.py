@@ -1,4 +1,4 @@
-"""Results of cells, as the results store holds them, and what two stores have in common if they hold the same study."""
+"""Results of cells, as the results store has them, and the contents in which two stores of the same study are equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_results(store: Path) -> dict[str, Any]:
 
 
 def results(store: Path) -> dict[str, Any]:
-    """`read_results` without what they cost, and with those of each test example."""
+    """Return `read_results` without costs and checksums, each with the bytes of its test examples' file."""
     return {
         key: ({**result, "cost": None, "checksum": None}, (store / "cells" / key[:2] / f"{key}.parquet").read_bytes())
         for key, result in read_results(store).items()
@@ -34,5 +34,5 @@ def results(store: Path) -> dict[str, Any]:
 
 
 def weights(store: Path) -> dict[str, bytes]:
-    """A store's states by key: weights and moments."""
+    """Return the bytes of a store's checkpoints, which are weights and moments, by key."""
     return {path.parent.name: path.read_bytes() for path in store.glob("states/[!.]*/state.safetensors")}

@@ -43,8 +43,8 @@ def write_mteb(folder: Path, tasks: Mapping[str, float], *, model: str = "", rev
     folder.mkdir(parents=True, exist_ok=True)
     for task, score in tasks.items():
         subset = {"hf_subset": "default", "languages": ["eng-Latn"], "main_score": score, "ndcg_at_10": score / 2}
-        found = {"dataset_revision": revision, "task_name": task, "mteb_version": "2.0", "evaluation_time": 3.0}
-        (folder / f"{task}.json").write_text(json.dumps(found | {"scores": {"test": [subset]}}))
+        about = {"dataset_revision": revision, "task_name": task, "mteb_version": "2.0", "evaluation_time": 3.0}
+        (folder / f"{task}.json").write_text(json.dumps(about | {"scores": {"test": [subset]}}))
     if model:
         (folder / "model_meta.json").write_text(json.dumps({"name": model, "revision": "main"}))
     return folder

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_study(folder: Path, **changes: object) -> Path:
-    """Writes corpus, task data, search space and study file; returns the study file. The data root is `folder`/data."""
+    """Write corpus, task data, search space and study file; return the study file. The data root is `folder`/data."""
     data = folder / "data"
     write_sentiment(data, train=160, test=40)
     write_entities(data, train=120, test=30)
@@ -58,7 +58,7 @@ MIXED_PHASES = [
 
 
 def write_mixed(folder: Path, **changes: Any) -> Path:
-    """`write_study` with a second source, of a seventh of the text."""
+    """Write the study of `write_study` with a second source, with 60 of its 400 paragraphs in upper case."""
     path = write_study(folder)
     study = yaml.safe_load(path.read_text())
     verse = (folder / "data" / "prose" / "train.txt").read_text().split("\n\n")[:60]
@@ -75,7 +75,7 @@ def write_mixed(folder: Path, **changes: Any) -> Path:
 
 
 def start(*words: str | Path, home: Path) -> subprocess.Popen[str]:
-    """The command line in a process of its own, with a home folder of its own."""
+    """Start a command line in its own process, with its own home folder."""
     environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.Popen(
         [sys.executable, "-m", "mlmclm", *map(str, words)],
@@ -97,7 +97,7 @@ def run(*words: str | Path, home: Path, timeout: float = 1500) -> tuple[int, str
 
 
 def remember(sweep: StudySweep) -> None:
-    """Writes what a run writes before it computes cells."""
+    """Write the files that a run writes before it computes cells."""
     from mlmclm.studies.facts import study_facts
     from mlmclm.studies.last_run import remember_run
     from mlmclm.studies.record_of_study import record_value

@@ -1,4 +1,4 @@
-"""The words that the tests' made-up documentation is written with."""
+"""The words of the tests' synthetic documentation."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ class Elsewhere(Peers):
 def write_by_threads(
     state: TrainingState, targets: Sequence[Path], *, elsewhere: bool = False, broken: int | None = None
 ) -> list[str | None]:
-    """Write a state by as many workers as there are targets, each its parts; return the error of each.
+    """Write a state by one worker for each target, each worker its parts; return the error of each.
 
     Args:
-        elsewhere: whether the others do not see the folders of rank 0.
+        elsewhere: whether the other workers do not see the folders of rank 0.
         broken: rank of a worker that cannot write.
     """
     world, title, store = len(targets), uuid.uuid4().hex, distributed.HashStore()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Cells that need no data and a worker that computes them in no time, with faults on demand."""
+"""Cells that need no data, and workers that compute them instantly, with faults on demand."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def crew(store: Path) -> list[int]:
 
 
 def wait_for_crew(store: Path, count: int) -> None:
-    """Wait until so many processes, this one among them, have begun a cell."""
+    """Wait until `count` processes, this one included, have begun a cell."""
     (store / "begun").mkdir(exist_ok=True)
     (store / "begun" / str(os.getpid())).touch()
     deadline = time.monotonic() + 300
@@ -90,8 +90,8 @@ def wait_for_crew(store: Path, count: int) -> None:
 
 
 class WatchedWorker(Finetune):
-    """Computes real cells, once there are two workers; `store/watched` says of each cell which process held the base model
-    where."""
+    """Computes real cells, once there are two workers; `store/watched` has each cell's process and the address of its base
+    model."""
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         wait_for_crew(self._store, 2)
@@ -105,7 +105,7 @@ class WatchedWorker(Finetune):
 class Fails(Finetune):
     """Computes real cells.
 
-    Files named after seeds in `store/faults` say what goes wrong, and are used up by going wrong unless they say
+    Files named after seeds in `store/faults` say what goes wrong. A file is removed when its fault happens, unless it says
     `always`. `store/starts` counts the computations.
     """
 
@@ -115,7 +115,7 @@ class Fails(Finetune):
         return list(super().compute(cells))
 
     def go_wrong(self, cell: Cell) -> str:
-        """Do what the cell's fault says; return it if it is no failure."""
+        """Cause the cell's fault; return it if it is not a failure."""
         starts = self._store / "starts" / f"{cell.model}-{cell.task}-{cell.seed}"
         starts.parent.mkdir(exist_ok=True)
         with starts.open("a") as handle:
@@ -143,10 +143,10 @@ class Fails(Finetune):
 
 
 class FakeWorker(Fails):
-    """Computes `make_result`; `store/environment` shows the worker's."""
+    """Computes `make_result`; `store/environment` has variables of the worker's environment."""
 
     def load(self) -> None:
-        """Real cells alone need transformers, whose import takes longer than a whole sweep of these."""
+        """Load nothing: only real cells need transformers, whose import takes longer than a whole sweep of these."""
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         return [self._compute(cell) for cell in cells]
@@ -159,7 +159,7 @@ class FakeWorker(Fails):
 
 
 class Seen(FakeWorker):
-    """Computes `make_result` as soon as `store/seen` has this process's title in the list of processes."""
+    """Computes `make_result` once `store/seen` lists this process's title."""
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         title = "".join(psutil.Process().cmdline())
@@ -171,8 +171,8 @@ class Seen(FakeWorker):
 class SlowToStart(FakeWorker):
     """Computes `make_result` in a tenth of a second; all workers but the first take a second longer to start.
 
-    The first waits at its tenth cell until another has computed five: on a loaded machine it could compute all cells
-    meanwhile.
+    The first waits at its tenth cell until another has computed five: otherwise it could compute all cells by itself
+    on a loaded machine.
     """
 
     def setup(self, config: dict[str, Any], **options: Any) -> None:
@@ -212,7 +212,7 @@ class NeverStarts(Finetune):
 
 
 class UntilTold(FakeWorker):
-    """Computes `make_result` in a fifth of a second until `store/told` is there, and then in no time."""
+    """Computes `make_result` in a fifth of a second until `store/told` exists, and then instantly."""
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         (self._store / "workers").mkdir(exist_ok=True)
@@ -223,7 +223,7 @@ class UntilTold(FakeWorker):
 
 
 class Retrieves(FakeWorker):
-    """Computes scores whose name MLflow refuses."""
+    """Computes scores with a name that MLflow does not allow."""
 
     def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
         scores = {split: {"ndcg@10": 0.5} for split in ("validation", "test")}

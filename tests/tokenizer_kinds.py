@@ -18,30 +18,30 @@ WORDS = TEXT.split()
 
 
 def text_of(draw: random.Random, length: int = 12) -> str:
-    """Return some words, most of them one space apart."""
+    """Return `length` words of `WORDS`, most of them one space apart."""
     gaps = [" ", " ", " ", " ", ", ", ". ", "  ", "\n", " (", ") ", "-"]
     return "".join(word + draw.choice(gaps) for word in draw.choices(WORDS, k=length)).strip()
 
 
 def _trained(model: str, *, alphabet: bool = False, **parts: object) -> Tokenizer:
-    made = {
+    untrained = {
         "bpe": models.BPE(unk_token="<unk>"),
         "wordpiece": models.WordPiece(unk_token="<unk>"),
         "unigram": models.Unigram(),
     }
-    own = {"special_tokens": SPECIAL, "show_progress": False, "vocab_size": 420}
+    options = {"special_tokens": SPECIAL, "show_progress": False, "vocab_size": 420}
     if alphabet:
-        own["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
-    made["fallback"] = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+        options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    untrained["fallback"] = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     if model == "fallback":
-        own["special_tokens"] = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
-        own["vocab_size"] = 620
+        options["special_tokens"] = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+        options["vocab_size"] = 620
     if model == "end":
-        made["end"] = models.BPE(unk_token="<unk>", end_of_word_suffix="</w>")
-        own["end_of_word_suffix"] = "</w>"
+        untrained["end"] = models.BPE(unk_token="<unk>", end_of_word_suffix="</w>")
+        options["end_of_word_suffix"] = "</w>"
     kinds = {"wordpiece": trainers.WordPieceTrainer, "unigram": trainers.UnigramTrainer}
-    trainer = kinds.get(model, trainers.BpeTrainer)(**own, **({"unk_token": "<unk>"} if model == "unigram" else {}))
-    tokenizer = Tokenizer(made[model])
+    trainer = kinds.get(model, trainers.BpeTrainer)(**options, **({"unk_token": "<unk>"} if model == "unigram" else {}))
+    tokenizer = Tokenizer(untrained[model])
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     draw = random.Random(0)
@@ -51,12 +51,12 @@ def _trained(model: str, *, alphabet: bool = False, **parts: object) -> Tokenize
 
 def _byte_level(pre: object = None, *, trim: bool | None = True, prefix: bool = False, **parts: object) -> Tokenizer:
     pre = pre or pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    made = _trained("bpe", alphabet=True, pre_tokenizer=pre, decoder=decoders.ByteLevel(), **parts)
+    tokenizer = _trained("bpe", alphabet=True, pre_tokenizer=pre, decoder=decoders.ByteLevel(), **parts)
     if trim is not None:
-        made.post_processor = processors.RobertaProcessing(
+        tokenizer.post_processor = processors.RobertaProcessing(
             ("</s>", 2), ("<s>", 0), trim_offsets=trim, add_prefix_space=prefix
         )
-    return made
+    return tokenizer
 
 
 def _split(pattern: str) -> object:
@@ -140,4 +140,4 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
         decoder=decoders.BPEDecoder("</w>"),
     ),
 }
-"""Functions that train one, by the name of a model that has such a one, or by the parts."""
+"""Functions that train a tokenizer, by the name of a model that has such a one, or by its parts."""

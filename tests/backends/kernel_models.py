@@ -57,7 +57,7 @@ def makers(
 
 
 def randomised(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Return a model with random weights, in norms and biases too; the same at each call."""
+    """Return a model with random weights, also in norms and biases; each call gives the same."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = make()
@@ -69,8 +69,8 @@ def randomised(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 
 def state_types(model: PreTrainedModel) -> set[torch.dtype]:
     """Return a set to which the base model's passes add the dtypes of the states that its layers return."""
-    found: set[torch.dtype] = set()
+    dtypes: set[torch.dtype] = set()
     for layer in layers_of(model):
         # A block of kernels returns the pending addition beside the states.
-        layer.register_forward_hook(lambda _, given, out: found.add((out if isinstance(out, Tensor) else out[0]).dtype))
-    return found
+        layer.register_forward_hook(lambda _, args, out: dtypes.add((out if isinstance(out, Tensor) else out[0]).dtype))
+    return dtypes

@@ -38,7 +38,7 @@ from mlmclm.models.build import PretrainingModel, round_states
 from mlmclm.models.encoder import encode, pool
 
 LENGTHS = [9, 1, 14, 5, 3]
-"""Of the documents in the blocks."""
+"""Lengths of the documents in the blocks."""
 COMMON: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
@@ -97,19 +97,19 @@ def all_three(model: Module, compute: Callable[[Any, str], tuple[Tensor, ...]]) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_losses_leave_their_gradient(dtype: torch.dtype) -> None:
-    """Rows of logits lie further apart than they are long."""
-    whole = 10 * torch.randn(12, 420, generator=torch.Generator().manual_seed(0)).to(dtype)
+    """The stride of the rows of logits is larger than their length."""
+    buffer = 10 * torch.randn(12, 420, generator=torch.Generator().manual_seed(0)).to(dtype)
     labels = torch.randint(411, (12,), generator=torch.Generator().manual_seed(1))
-    logits = whole[:, :411].double().requires_grad_()
+    logits = buffer[:, :411].double().requires_grad_()
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
     expected.backward()
-    behind = whole[:, 411:].clone()
-    summed = liger.losses(whole, 411, labels)
+    behind = buffer[:, 411:].clone()
+    summed = liger.losses(buffer, 411, labels)
     assert summed.dtype == torch.float32
     torch.testing.assert_close(summed.double(), expected.detach(), rtol=1e-6, atol=1e-5)
     rounding = 2e-6 if dtype == torch.float32 else 2**-7  # the interpreter cuts off what bf16 has no bits for
-    torch.testing.assert_close(whole[:, :411].double(), logits.grad, rtol=rounding, atol=2e-7)
-    assert torch.equal(whole[:, 411:], behind)
+    torch.testing.assert_close(buffer[:, :411].double(), logits.grad, rtol=rounding, atol=2e-7)
+    assert torch.equal(buffer[:, 411:], behind)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,16 @@ def test_losses_leave_their_gradient(dtype: torch.dtype) -> None:
 def test_losses_and_gradients_of_pretraining(
     kind: str, labelled: float, causal: bool, documents: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held against transformers' own layers and torch's operations in fp64, which are as far away in fp32."""
+    """Compared with transformers' layers and torch's operations in fp64; torch in fp32 is as far away from these."""
     model = random_model(kind)
     assert Cuda().fuses(model.base_model) == (kind != "bert")
 
     def compute(model: PreTrainedModel, backend: str) -> tuple[Tensor, Tensor]:
         return accumulated(model, backend, monkeypatch, labelled=labelled, causal=causal, documents=documents)
 
-    for exact, torch_s, found in all_three(model, compute):
+    for exact, torch_s, by_kernels in all_three(model, compute):
         assert (torch_s - exact).norm() < 1e-4 * exact.norm()
-        assert (found - exact).norm() < 2 * (torch_s - exact).norm() + 1e-6 * exact.norm()
+        assert (by_kernels - exact).norm() < 2 * (torch_s - exact).norm() + 1e-6 * exact.norm()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_losses_and_gradients_of_pretraining(
 def test_half_precision_is_as_exact_as_torch_s(
     kind: str, weights: torch.dtype, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights in fp16, autocast, and this with a residual stream in fp16: the interpreter multiplies no bf16."""
+    """Weights in fp16, autocast, and autocast with a residual stream in fp16: the interpreter cannot multiply bf16."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         llama = kind == "llama"
@@ -170,9 +170,9 @@ def test_half_precision_is_as_exact_as_torch_s(
         pool(states, packing, "mean").square().mean().backward()
         return states.detach().double(), torch.cat([part.grad.double().flatten() for part in model.parameters()])
 
-    for exact, torch_s, found in all_three(model, compute):
+    for exact, torch_s, by_kernels in all_three(model, compute):
         assert 1e-4 * exact.norm() < (torch_s - exact).norm() < 0.1 * exact.norm()
-        assert (found - exact).norm() < 1.5 * (torch_s - exact).norm()
+        assert (by_kernels - exact).norm() < 1.5 * (torch_s - exact).norm()
 
 
 @pytest.mark.parametrize(
@@ -187,25 +187,25 @@ def test_half_precision_is_as_exact_as_torch_s(
 def test_an_addition_and_its_norm_have_torch_s_gradients(centred: bool, pending: torch.dtype, read: str) -> None:
     generator = torch.Generator().manual_seed(0)
     one, two, weight = (torch.randn(*shape, generator=generator) for shape in ((3, 25, 40), (3, 25, 40), (40,)))
-    exact = [each.double().requires_grad_() for each in (one, two.to(pending), weight)]
+    exact = [tensor.double().requires_grad_() for tensor in (one, two.to(pending), weight)]
     total = exact[0] + exact[1]
     norm = torch.nn.functional.layer_norm if centred else torch.nn.functional.rms_norm
     expected = total, norm(total, (40,), exact[2], eps=1e-5)
-    given = [
-        each.detach().to(kind).requires_grad_()
-        for each, kind in zip(exact, (torch.float32, pending, torch.float32), strict=True)
+    inputs = [
+        tensor.detach().to(kind).requires_grad_()
+        for tensor, kind in zip(exact, (torch.float32, pending, torch.float32), strict=True)
     ]
-    found = AddAndNorm.apply(*given, 1e-5, torch.float32, centred)
+    outputs = AddAndNorm.apply(*inputs, 1e-5, torch.float32, centred)
     upstream = torch.randn(2, 3, 25, 40, generator=generator)
-    for results in (expected, found):
+    for results in (expected, outputs):
         parts = zip(results, upstream.to(results[0].dtype), strict=True)
-        sum((each * factor).sum() for each, factor in (parts if read == "both" else list(parts)[1:])).backward()
-    for result, wanted in zip(found, expected, strict=True):
+        sum((tensor * factor).sum() for tensor, factor in (parts if read == "both" else list(parts)[1:])).backward()
+    for result, wanted in zip(outputs, expected, strict=True):
         torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-6)
-    for own, wanted in zip(given, exact, strict=True):
-        assert own.grad.dtype == own.dtype
-        rounding = 1e-5 if own.dtype == torch.float32 else 2**-10
-        torch.testing.assert_close(own.grad.double(), wanted.grad, rtol=rounding, atol=1e-5)
+    for leaf, wanted in zip(inputs, exact, strict=True):
+        assert leaf.grad.dtype == leaf.dtype
+        rounding = 1e-5 if leaf.dtype == torch.float32 else 2**-10
+        torch.testing.assert_close(leaf.grad.double(), wanted.grad, rtol=rounding, atol=1e-5)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 2, 1), None])
@@ -217,18 +217,18 @@ def test_a_rotation_has_torch_s_gradients(order: tuple[int, ...] | None) -> None
     exact = vectors.double().requires_grad_()
     query, key, value = torch.split(exact, heads, 2)
     expected = *apply_rotary_pos_emb(query, key, angles.double().cos(), angles.double().sin(), unsqueeze_dim=2), value
-    given = vectors.clone().requires_grad_()
-    found = Rotation.apply(given * 1, heads, angles.cos(), angles.sin())
-    for result, wanted in zip(found, expected, strict=True):
+    inputs = vectors.clone().requires_grad_()
+    outputs = Rotation.apply(inputs * 1, heads, angles.cos(), angles.sin())
+    for result, wanted in zip(outputs, expected, strict=True):
         torch.testing.assert_close(result.double(), wanted.detach(), rtol=1e-5, atol=1e-6)
-    for results in (found, expected):
+    for results in (outputs, expected):
         parts = zip(results, torch.split(upstream, heads, 2), strict=True)
         pairs = (
-            (each.permute(order), factor.permute(order).contiguous()) if order else (each.sum(3), factor[..., 0])
-            for each, factor in parts
+            (result.permute(order), factor.permute(order).contiguous()) if order else (result.sum(3), factor[..., 0])
+            for result, factor in parts
         )
-        sum((each * factor).sum() for each, factor in pairs).backward()
-    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
+        sum((result * factor).sum() for result, factor in pairs).backward()
+    torch.testing.assert_close(inputs.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gated_unit_is_the_exact_gelu_over_several_blocks() -> None:
@@ -238,11 +238,11 @@ def test_the_gated_unit_is_the_exact_gelu_over_several_blocks() -> None:
     value, gate = exact.chunk(2, dim=-1)
     expected = torch.nn.functional.gelu(value) * gate
     (expected * upstream).sum().backward()
-    given = joined.clone().requires_grad_()
-    found = modernbert._GatedGelu.apply(given * 1)
-    (found * upstream).sum().backward()
-    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(given.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
+    inputs = joined.clone().requires_grad_()
+    output = modernbert._GatedGelu.apply(inputs * 1)
+    (output * upstream).sum().backward()
+    torch.testing.assert_close(output.double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(inputs.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_fp64_is_left_to_torch() -> None:

@@ -1,4 +1,4 @@
-"""torch's variable-length attention for the CPU, where torch has no kernel for it: plain products, by its definition."""
+"""torch's variable-length attention by plain matrix products for the CPU, for which torch has no kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Fixtures of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from small_hub import Hub, served
 
 @pytest.fixture(autouse=True)
 def no_word_of_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine it would come between the lines that tests look at."""
+    """Suppress the message about Ray's start, which on a busy machine would come between the lines that tests check."""
     monkeypatch.setattr("mlmclm.progress.SECONDS_OF_SILENCE", 600.0)
 
 
@@ -29,7 +29,7 @@ def study(finished_study: Any) -> Path:
 def run_apart(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in this process: its exit code, output and errors. Another process would load torch anew."""
+    """Run a command line in this process, where torch is loaded already: its exit code, output and errors."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: str | Path) -> tuple[int, str, str]:
@@ -45,7 +45,7 @@ def run_apart(
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs a command line in this process: its exit code and what it printed."""
+    """Run a command line in this process: its exit code and output."""
 
     def call(*words: str | Path) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -59,7 +59,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets the hub's address, where nobody has logged in and nothing is cached.
+    """Set the hub's address; there is no token, and nothing is cached.
 
     The libraries have read the environment long before.
     """
@@ -87,6 +87,6 @@ def at_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 @pytest.fixture
 def hub(at_address: Callable[[str], None]) -> Iterator[Hub]:
     """A stand-in for the Hub, at its address."""
-    with served() as found:
-        at_address(found.address)
-        yield found
+    with served() as server:
+        at_address(server.address)
+        yield server

@@ -54,8 +54,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         generator = random.Random(number)
         folder = root / f"package{number:02d}"
         folder.mkdir()
-        own = f'"""Package {number} has {sentence(generator)}"""\n'
-        (folder / "__init__.py").write_text(own + IMPORTED)
+        docstring = f'"""Package {number} has {sentence(generator)}"""\n'
+        (folder / "__init__.py").write_text(docstring + IMPORTED)
         make = (numpydoc, google)[number % 2]
         functions = [f'def function_{n}():\n    """{make(generator)}"""\n' for n in range(15)]
         (folder / "code.py").write_text(IMPORTED + "\n\n".join(functions))
@@ -64,7 +64,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(packages: Path, monkeypatch: pytest.MonkeyPatch) -> list[pydocs.Root]:
-    """The packages in the place of the installed ones."""
+    """The packages in place of the installed ones."""
     roots = [pydocs.Root(packages, "folder")]
     monkeypatch.setattr(pydocs, "installed_roots", lambda: roots)
     return roots

@@ -18,7 +18,7 @@ SMALL = 0.004
 LIMITS: list[dict[str, Any]] = [
     {}, {"max_tokens": 9000}, {"streaming": True, "max_tokens": 9000}, {"streaming": True, "max_documents": 60},
 ]  # fmt: skip
-"""Ways to read a source whole or in part."""
+"""Settings that read a whole source or a part of it."""
 
 
 def build(

@@ -1,4 +1,4 @@
-"""The nodes that Ray's autoscaler would start, by its own code (version 2, which `ray up` and KubeRay take by default)."""
+"""The nodes that Ray's autoscaler would start, by its code (version 2, the default of `ray up` and KubeRay)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kuberay_schema import ROOT, part_for
 
 KEPT = Path(__file__).with_name("compute.json")
 DEPTH = 5
-"""Levels of objects and lists that are looked at."""
+"""Maximum depth of the objects and lists in the schema."""
 
 
 def inlined(schema: dict[str, Any], schemas: dict[str, Any], depth: int = DEPTH) -> dict[str, Any]:
@@ -27,14 +27,14 @@ def inlined(schema: dict[str, Any], schemas: dict[str, Any], depth: int = DEPTH)
     schema = schemas[schema["$ref"]] if "$ref" in schema else schema
     # An integer of 64 bits is a string for Google, which also takes a number.
     long = schema.get("format") in ("int64", "uint64")
-    whole: dict[str, Any] = {"type": ["string", "integer"] if long else schema["type"]}
+    inline: dict[str, Any] = {"type": ["string", "integer"] if long else schema["type"]}
     if "enum" in schema:
-        whole["enum"] = schema["enum"]
+        inline["enum"] = schema["enum"]
     if depth and "properties" in schema:
-        whole["properties"] = {key: inlined(own, schemas, depth - 1) for key, own in schema["properties"].items()}
+        inline["properties"] = {key: inlined(entry, schemas, depth - 1) for key, entry in schema["properties"].items()}
     if depth and "items" in schema:
-        whole["items"] = inlined(schema["items"], schemas, depth - 1)
-    return whole
+        inline["items"] = inlined(schema["items"], schemas, depth - 1)
+    return inline
 
 
 def main() -> None:

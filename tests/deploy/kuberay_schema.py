@@ -29,16 +29,16 @@ def manifests() -> Iterator[dict[str, Any]]:
 
 
 def part_for(value: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a schema that a value uses, in which any other key is an error."""
+    """Return the part of a schema that a value uses; it allows no other keys."""
     part = {word: schema[word] for word in WORDS if word in schema}
     if isinstance(value, dict) and "properties" in schema:
-        known = {key: own for key, own in value.items() if key in schema["properties"]}
-        part["properties"] = {key: part_for(own, schema["properties"][key]) for key, own in known.items()}
+        properties = {key: item for key, item in value.items() if key in schema["properties"]}
+        part["properties"] = {key: part_for(item, schema["properties"][key]) for key, item in properties.items()}
         part["additionalProperties"] = False
     elif isinstance(schema.get("additionalProperties"), dict):
         part["additionalProperties"] = schema["additionalProperties"]
     if isinstance(value, list) and "items" in schema:
-        parts = [part_for(own, schema["items"]) for own in value]
+        parts = [part_for(item, schema["items"]) for item in value]
         part["items"] = parts[0]
         for other in parts[1:]:
             _join(part["items"], other)
@@ -46,12 +46,12 @@ def part_for(value: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _join(part: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add what another item of a list uses."""
-    for key, own in other.get("properties", {}).items():
+    """Add to a part what another item of the same list uses."""
+    for key, item in other.get("properties", {}).items():
         if key in part["properties"]:
-            _join(part["properties"][key], own)
+            _join(part["properties"][key], item)
         else:
-            part["properties"][key] = own
+            part["properties"][key] = item
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         file = Path(sys.argv[1]) / f"ray.io_{kind.lower()}s.yaml"
         if file.exists():
             versions = yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]["versions"]
-            schema = next(each for each in versions if each["name"] == "v1")["schema"]["openAPIV3Schema"]
+            schema = next(version for version in versions if version["name"] == "v1")["schema"]["openAPIV3Schema"]
             # Of metadata, a definition says only that it is an object.
             kept[kind] = part_for(manifest, schema)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A folder that fine-tuning of a module shares."""
+"""A folder that the tests of a module share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of a small model that take a moment."""
+"""Short cells of a small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of a cluster that pretrains a study, notes the number of workers at each step, and awaits a lost worker's return.
+"""A cluster job that pretrains a study, records the number of workers at each step, and waits for a lost worker's return.
 
 python elastic_job.py STUDY STORE DATA
 """
@@ -14,7 +14,7 @@ from mlmclm.launches import run_stage
 from mlmclm.pretraining.callbacks.callback import Callback
 
 LAST_ALONE = 20
-"""Steps that a single worker takes before it only waits for a restart with two."""
+"""Number of steps that a single worker takes before it waits for a restart with two workers."""
 
 
 class Noted(Callback):

@@ -1,4 +1,4 @@
-"""A job of a cluster that pretrains a study whose states are in parts of at most half a megabyte.
+"""A cluster job that pretrains a study whose states are divided into parts of at most half a megabyte.
 
 python parts_job.py STUDY STORE DATA
 """

@@ -1,4 +1,4 @@
-"""A Ray cluster and a study that tests of a module share."""
+"""A Ray cluster and a study that the tests of a module share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # a process more, which nobody asks here
+        environment.setenv("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # saves a process that tests do not need
         prepare_environment()
         with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2):
             yield

@@ -16,8 +16,8 @@ def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> Prep
     """Prepare the study of `write_study` with these models and changes of its recipe."""
     study = load_study(study_path)
     changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
-    made = study.model_copy(update={"models": models, "baseline": None, "recipe": changed})
-    return prepare(made, Place(store, study_path.parent / "data"))
+    changed_study = study.model_copy(update={"models": models, "baseline": None, "recipe": changed})
+    return prepare(changed_study, Place(store, study_path.parent / "data"))
 
 
 def dying_at(number: int) -> Callable[[dict[str, Any]], None]:
@@ -35,13 +35,13 @@ def dying_at(number: int) -> Callable[[dict[str, Any]], None]:
 
         job, step = config["job"], Engine.step
 
-        def counted(engine: Any, *given: Any, **named: Any) -> Any:
+        def counted(engine: Any, *arguments: Any, **named: Any) -> Any:
             engine.steps_taken = getattr(engine, "steps_taken", 0) + 1
             mark = job.store / f"killed-{job.stage.start.step}"
             if engine.rank == 1 and engine.steps_taken == number and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            return step(engine, *given, **named)
+            return step(engine, *arguments, **named)
 
         Engine.step = counted  # type: ignore[method-assign]
         run_in_worker(config)

@@ -16,10 +16,10 @@ SECONDS = 90.0
 
 
 def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
-    made = synthetic_results(levels, **more)
-    for each in made:
-        each["cost"] = {"seconds": SECONDS, "device": "A GPU"}
-    return made
+    rows = synthetic_results(levels, **more)
+    for row in rows:
+        row["cost"] = {"seconds": SECONDS, "device": "A GPU"}
+    return rows
 
 
 def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:

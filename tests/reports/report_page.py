@@ -1,4 +1,4 @@
-"""A report page taken apart, for the tests of pages."""
+"""A parser of report pages, for their tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """Reads a page into elements, ids, links and text, and checks that elements nest."""
+    """Parses a page into elements, ids, links and text, and checks that elements are nested."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ def read(analysis: Analysis, about: Any = None) -> tuple[str, Page]:
 
 def charts(source: str) -> dict[str, ElementTree.Element]:
     """The page's charts by id."""
-    found = re.findall(r'<div class="plot[^>]*>(<svg id="([^"]+)".*?</svg>)</div>', source, re.DOTALL)
-    return {name: ElementTree.fromstring(text) for text, name in found}
+    figures = re.findall(r'<div class="plot[^>]*>(<svg id="([^"]+)".*?</svg>)</div>', source, re.DOTALL)
+    return {name: ElementTree.fromstring(text) for text, name in figures}
 
 
 def of_model(chart: ElementTree.Element, number: str) -> list[ElementTree.Element]:
-    return [each for group in chart.iter("g") if group.get("data-m") == number for each in group]
+    return [mark for group in chart.iter("g") if group.get("data-m") == number for mark in group]
 
 
 def numbers(source: str) -> dict[str, str]:
@@ -79,8 +79,8 @@ def numbers(source: str) -> dict[str, str]:
 
 def labels(chart: ElementTree.Element) -> list[str]:
     """The labels of the vertical axis, from top to bottom."""
-    own = [each for each in chart.iter("text") if each.get("class") == "y"]
-    return ["".join(each.itertext()) for each in sorted(own, key=lambda each: float(each.attrib["y"]))]
+    texts = [text for text in chart.iter("text") if text.get("class") == "y"]
+    return ["".join(text.itertext()) for text in sorted(texts, key=lambda text: float(text.attrib["y"]))]
 
 
 MANY = {f"{size}-mlm{ratio}-40k": 0.5 + ratio / 400 for size in ("210m", "610m", "1b") for ratio in range(10, 24)}

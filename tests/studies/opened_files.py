@@ -31,12 +31,12 @@ IN_OPEN, IN_Q_OVERFLOW, IN_ISDIR = 0x20, 0x4000, 0x40000000
 @contextmanager
 def watched(root: Path) -> Iterator[set[str]]:
     """Collect the real paths of all files that this process opens, and of all files below a folder that anything opens."""
-    found: set[str] = set()
+    opened: set[str] = set()
     active = [True]
 
     def hook(event: str, arguments: Any) -> None:
         if active[0] and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
-            found.add(os.path.realpath(os.fsdecode(arguments[0])))
+            opened.add(os.path.realpath(os.fsdecode(arguments[0])))
 
     library = ctypes.CDLL(None, use_errno=True)
     handle = library.inotify_init1(os.O_CLOEXEC)
@@ -60,13 +60,13 @@ def watched(root: Path) -> Iterator[set[str]]:
                 if name == end.name:
                     return
                 if not mask & IN_ISDIR:
-                    found.add(os.path.realpath(folders[watch] / name))
+                    opened.add(os.path.realpath(folders[watch] / name))
 
     thread = threading.Thread(target=drain)
     thread.start()
     sys.addaudithook(hook)  # for good: hooks cannot be removed
     try:
-        yield found
+        yield opened
     finally:
         active[0] = False
         end.read_bytes()
@@ -76,7 +76,7 @@ def watched(root: Path) -> Iterator[set[str]]:
 
 
 def cell(folder: Path, *, starts: bool = False) -> Run:
-    """A cell of a model that somebody gave; or one that starts from another's encoder."""
+    """Return the run of a cell of a given model, or of one that starts from another cell's encoder."""
     from mlmclm.finetuning.cell import Cell, Start, cell_key
     from mlmclm.finetuning.kept import KeptEncoder
     from mlmclm.finetuning.protocol import Protocol
@@ -89,16 +89,16 @@ def cell(folder: Path, *, starts: bool = False) -> Run:
     (folder / "model" / "README.md").write_text("a card")
     store, protocol = folder / "store", Protocol(max_steps=2, batch_size=8, max_length=48, max_evaluation_examples=8)
     task = prepare_task("sst2", folder / "model", protocol, store, folder / "data")
-    made = Cell("m", folder / "model", weights_hash(folder / "model"), "sst2", task.task_data, protocol, 1e-3, 0)
+    trained = Cell("m", folder / "model", weights_hash(folder / "model"), "sst2", task.task_data, protocol, 1e-3, 0)
     if starts:
-        make = partial(keep_encoder, made, store=store, data_root=folder / "data")
-        KeptEncoder(store, cell_key(made)).ensure(make)
-        made = replace(made, start=Start(cell_key(made), "sst2"), seed=1)
-    return lambda: run_cell(made, store=store, data_root=folder / "data")["scores"]
+        make = partial(keep_encoder, trained, store=store, data_root=folder / "data")
+        KeptEncoder(store, cell_key(trained)).ensure(make)
+        trained = replace(trained, start=Start(cell_key(trained), "sst2"), seed=1)
+    return lambda: run_cell(trained, store=store, data_root=folder / "data")["scores"]
 
 
 def stage(folder: Path, *, number: int) -> Run:
-    """The first stage of a study, from a given model; or the next one, from the state that it leaves."""
+    """Return the run of a study's first stage, from a given model, or of the second, from the first one's last state."""
     import torch.distributed as distributed
     import yaml
 
@@ -137,8 +137,8 @@ def stage(folder: Path, *, number: int) -> Run:
     initial = {"tiny": str(save_small_decoder(folder / "decoder"))}
     path = write_study(folder, initial=initial, models=["tiny-clm-2-mlm40-4"], baseline=None, recipe=recipe)
     path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(path.read_text()).items() if k != "tokenizer"}))
-    made = prepare(load_study(path), Place(folder / "store", folder / "data"))
-    store, corpus = made.place.store, made.corpus
+    prepared = prepare(load_study(path), Place(folder / "store", folder / "data"))
+    store, corpus = prepared.place.store, prepared.corpus
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")  # DeepSpeed reads them
     if not distributed.is_initialized():
         distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/group", rank=0, world_size=1)
@@ -146,9 +146,9 @@ def stage(folder: Path, *, number: int) -> Run:
     def train(stage: Any) -> str:
         (folder / "run").mkdir()
         job = StageJob(
-            stage=stage, shape=made.initial["tiny"].size, store=store, run_folder=folder / "run", corpus=corpus.key,
+            stage=stage, shape=prepared.initial["tiny"].size, store=store, run_folder=folder / "run", corpus=corpus.key,
             train=pickle.loads(pickle.dumps(corpus.train)), validation=pickle.loads(pickle.dumps(corpus.validation)),
-            tokenizer=corpus.tokenizer, whole_recipe=made.study.recipe, fingerprint=made.fingerprint, device="cpu",
+            tokenizer=corpus.tokenizer, whole_recipe=prepared.study.recipe, fingerprint=prepared.fingerprint, device="cpu",
         )  # fmt: skip
         (key,) = job.deposits.values()
         left = states.state_folder(store, key)
@@ -156,12 +156,12 @@ def stage(folder: Path, *, number: int) -> Run:
             train_stage(job, Here())
             return hash_file(left / "state.safetensors")
         finally:
-            for place in (folder / "run", folder / "kept", *([left] if stage is made.plan.stages[number] else [])):
+            for place in (folder / "run", folder / "kept", *([left] if stage is prepared.plan.stages[number] else [])):
                 shutil.rmtree(place, ignore_errors=True)
 
-    for before in made.plan.stages[:number]:
+    for before in prepared.plan.stages[:number]:
         train(before)
-    return partial(train, made.plan.stages[number])
+    return partial(train, prepared.plan.stages[number])
 
 
 KINDS: dict[str, Callable[[Path], Run]] = {
@@ -173,14 +173,14 @@ KINDS: dict[str, Callable[[Path], Run]] = {
 
 
 def look(kind: str, root: Path) -> None:
-    """Print what was opened, and for each file of the folder what running with another byte in it came to."""
+    """Print the opened files, and for each file of the folder the outcome of a run after one of its bytes has changed."""
     run = KINDS[kind](root)
-    there = {os.path.realpath(path) for path in root.rglob("*") if path.is_file()}
+    inside = {os.path.realpath(path) for path in root.rglob("*") if path.is_file()}
     kept = shutil.copytree(root, root.with_name(f"{root.name}-kept"), symlinks=True)
     with watched(root) as opened:
         expected = run()
     outcomes = {}
-    for path in (Path(name) for name in sorted(opened & there)):
+    for path in (Path(name) for name in sorted(opened & inside)):
         content = path.read_bytes()
         middle = len(content) // 2
         path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :] if content else b" ")
@@ -197,5 +197,5 @@ def look(kind: str, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    for number, each in enumerate(sys.argv[2:]):
-        look(each, Path(sys.argv[1]).resolve() / str(number))
+    for number, case in enumerate(sys.argv[2:]):
+        look(case, Path(sys.argv[1]).resolve() / str(number))

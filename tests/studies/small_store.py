@@ -42,7 +42,7 @@ class Study:
         self.place = Place(store, folder / "data")
 
     def make(self) -> None:
-        """Fills the store."""
+        """Fill the store."""
         prepared = prepare(self.loaded, self.place)
         initial = prepared.initial["tiny"]
         weights = dict(initial.weights())
@@ -84,12 +84,12 @@ class Study:
         return run_cell(cell, **places, on_examples=results_store.write_examples)
 
     def keep(self, cell: Cell) -> None:
-        """As a sweep does before cells start from this one."""
+        """Keep the cell's encoder, as a sweep does before other cells start from it."""
         places = {"store": self.place.store, "data_root": self.place.data_root}
         KeptEncoder(self.place.store, cell_key(cell)).ensure(partial(keep_encoder, cell, **places))
 
     def all_that_is_read(self) -> dict[str, Any]:
-        """Everything that a command makes of the store's files."""
+        """Return everything that commands read from the store's files."""
         store = self.place.store
         prepared = prepare(self.loaded, self.place)
         trained = prepared.plan.models[1]
@@ -124,7 +124,7 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
 
 
 def make_store(folder: Path) -> Path:
-    """A study and its `store`; the model that it continues from is not where it was any more."""
+    """A study and its `store`; the folder of the model from which it continues has been moved."""
     initial = {"tiny": str(save_small_decoder(folder / "decoder"))}
     names = ["tiny-untrained", "tiny-mlm40-12"]
     path = write_study(folder, initial=initial, models=names, baseline=None)

@@ -1,4 +1,4 @@
-"""The store that most of these tests write to."""
+"""The store to which most tests of tracking write."""
 
 from __future__ import annotations
 
