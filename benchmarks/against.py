@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 KINDS = ("mlm40", "clm")
 SEQUENCES, LENGTH, VOCABULARY = 8, 256, 8192
 ROUNDS = 6
-"""Pairs of processes, since one can be slower than another of the same tree by where its memory lies."""
+"""Pairs of processes: several, as processes of the same tree differ in speed by the placement of their memory."""
 WARM_UP = 3
 """Steps of each process that don't count."""
 
@@ -54,10 +54,10 @@ def steps() -> None:
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (SEQUENCES, LENGTH), generator=random)
     labels = {"clm": ids, "mlm40": torch.where(torch.rand(ids.shape, generator=random) < 0.4, ids, -100)}
-    # Training says where the labels are, if the tree's model can be told.
+    # Training passes the positions of the labels, if the model of this tree takes them.
     takes = "where" in inspect.signature(model.forward).parameters
     where = {
-        name: {"where": torch.nonzero(each.flatten() != -100)[:, 0]} if takes else {} for name, each in labels.items()
+        name: {"where": torch.nonzero(gold.flatten() != -100)[:, 0]} if takes else {} for name, gold in labels.items()
     }
     for line in sys.stdin:
         name = line.strip()
@@ -100,13 +100,13 @@ def main(
     from benchmarks.results import machine, write_section
 
     with tempfile.TemporaryDirectory() as place:
-        other = Path(place) / "tree"
+        tree = Path(place) / "tree"
         git = ("git", "-C", str(ROOT), "worktree")
-        subprocess.run([*git, "add", "--quiet", "--detach", other, commit], check=True)
+        subprocess.run([*git, "add", "--quiet", "--detach", tree, commit], check=True)
         try:
-            rows = list(measure(other, pairs))
+            rows = list(measure(tree, pairs))
         finally:
-            subprocess.run([*git, "remove", "--force", other], check=True)
+            subprocess.run([*git, "remove", "--force", tree], check=True)
     write_section("Training steps beside an earlier commit's", [
         f"`python -m benchmarks.against {commit} --pairs {pairs}` on {machine()}. Time of a step over that of the commit (forward, backward and AdamW",
         f"of 18m, {SEQUENCES} sequences of {LENGTH} tokens, one thread), in turn: median over the steps of a pair of processes, mean of {ROUNDS} pairs, and",
@@ -115,25 +115,26 @@ def main(
     ])  # fmt: skip
 
 
-def measure(other: Path, pairs: int) -> Iterator[str]:
+def measure(tree: Path, pairs: int) -> Iterator[str]:
     """Yield a row of the table for each kind."""
     random = np.random.default_rng(0)
     ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     equal = dict.fromkeys(KINDS, 0)
     for _ in range(ROUNDS):
-        with process(ROOT) as own, process(other) as earlier:
+        with process(ROOT) as current, process(tree) as earlier:
             for kind in KINDS:
-                for each in (own, earlier) * WARM_UP:
-                    step(each, kind)
+                for worker in (current, earlier) * WARM_UP:
+                    step(worker, kind)
                 for number in range(pairs):
-                    both = {each: step(each, kind) for each in ((own, earlier) if number % 2 else (earlier, own))}
-                    ratios[kind].append(both[own][0] / both[earlier][0])
-                    equal[kind] += both[own][1] == both[earlier][1]
-    for kind, found in ratios.items():
-        medians = np.median(np.reshape(found, (ROUNDS, pairs)), axis=1)
+                    order = (current, earlier) if number % 2 else (earlier, current)
+                    taken = {worker: step(worker, kind) for worker in order}
+                    ratios[kind].append(taken[current][0] / taken[earlier][0])
+                    equal[kind] += taken[current][1] == taken[earlier][1]
+    for kind, values in ratios.items():
+        medians = np.median(np.reshape(values, (ROUNDS, pairs)), axis=1)
         means = random.choice(medians, (2000, ROUNDS)).mean(axis=1)
         low, high = np.percentile(means, [2.5, 97.5])
-        row = f"| {kind} | {medians.mean():.3f} | {low:.3f} to {high:.3f} | {equal[kind]} of {len(found)} equal |"
+        row = f"| {kind} | {medians.mean():.3f} | {low:.3f} to {high:.3f} | {equal[kind]} of {len(values)} equal |"
         print(row, flush=True)
         yield row
 

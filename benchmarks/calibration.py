@@ -1,9 +1,9 @@
 """Coverage of intervals, false claims and power on simulated studies:  python -m benchmarks.calibration [--studies N] [--only TEXT]
 
-Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its truth is known: it is the mean over many studies of what the
-rule picks in each. Beside the analysis stand Welch's test and a mixed model (statsmodels), each with the mean over tasks and the single tasks
-corrected for their own tests at 5 %, by the first step of Holm's method. The smallest difference found is the lead of a model at which
-80 % of comparisons claim it: a lead moves scores and nothing else, so it follows from each study of equal models. The table is a section of
+Every study goes through `mlmclm.analysis.analyse`, as a user's does. Its true scores are known: they are means, over many studies, of the
+scores that the selection rule picks. The analysis is compared with Welch's test and a mixed model (statsmodels). Both correct the mean over
+tasks and the single tasks separately, at 5 % each, by the first step of Holm's method. The smallest detectable difference is the lead at which
+80 % of the comparisons claim it. A lead only shifts scores, so it follows from each study of equal models. The table is a section of
 RESULTS.md.
 """
 
@@ -47,11 +47,11 @@ RATES = tuple(1e-5 * 2**step for step in range(6))
 NOISE = 0.01
 """Standard deviation of a run: one point."""
 OF_ONE_TRAINING = 3
-"""The number of tasks that share their trainings where a scenario says so."""
+"""The number of tasks that share their trainings in scenarios with `training`."""
 FLOOR = 0.3
-"""Score at a rate at which nothing is learned; the best rate's mean is 0.7."""
+"""Score at a learning rate at which a model learns nothing; the mean at the best rate is 0.7."""
 TRUTHS = range(10_000, 10_200)
-"""The numbers of the studies from which the truth is known."""
+"""The numbers of the studies from which true scores are computed."""
 
 
 class Scenario(NamedTuple):
@@ -65,18 +65,18 @@ class Scenario(NamedTuple):
         correlation: of a run's validation and test noise.
         failing: the probability that a run fails.
         drop: by how much a failed run scores below the others, in points.
-        rising: whether runs fail the more often the higher the rate is, from 0 to twice `failing`.
-        one: whether runs of the first model only fail.
+        rising: whether the probability of failure rises with the learning rate, from 0 to twice `failing`.
+        one: whether only runs of the first model fail.
         shared: share of the variance that a seed's runs at all rates have in common.
         lead: by how much the first model is better on all tasks, in points.
         lost: share of the cells that have no result.
         diverging: share of the runs at the two highest rates that diverge.
         too_high: whether no run learns anything at the highest rate.
-        training: share of the noise that the runs on the first three tasks have in common, which are then of the same trainings.
-        ceiling: whether the best rate's scores are near 1, which none exceeds.
-        examples: how many test examples there are, which models get right or wrong; with 0, test sets have no noise of their own.
-        graded: whether the examples are queries with scores from 0 to 1, most near the ends.
-        group: how many examples belong together; they then have three tenths of their difficulty in common.
+        training: share of the noise that is common to the first three tasks, whose results are then of the same trainings.
+        ceiling: whether the scores at the best rate are near the maximum of 1.
+        examples: the number of test examples, each right or wrong; with 0, the test set adds no noise.
+        graded: whether the examples are queries with scores from 0 to 1, most of them near 0 or 1.
+        group: the number of examples in a group; they have three tenths of their difficulty in common.
         models, tasks, rates: how many there are.
     """
 
@@ -110,7 +110,7 @@ class Scenario(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The runs of a study, [models, tasks, rates, seeds]: scores, and which failed (`failed_runs`); those that score some points less have not."""
+    """The runs of a study, [models, tasks, rates, seeds]: scores, and which failed in the sense of `analysis.failed_runs`."""
 
     validation: Array
     test: Array
@@ -118,27 +118,27 @@ class Drawn(NamedTuple):
 
 
 def drawn(scenario: Scenario, number: int) -> Drawn:
-    """Draw the runs of a study, whose models are equal before their truths are made equal (`offsets`)."""
+    """Draw the runs of a study of equal models; `offsets` makes their true scores equal too."""
     draws, shape = np.random.default_rng([number, scenario.seeds]), scenario.shape
 
     def noise() -> Array:
         together = np.sqrt(scenario.shared) * draws.standard_normal((*shape[:-2], 1, shape[-1]))
         return np.asarray(together + np.sqrt(1 - scenario.shared) * draws.standard_normal(shape))
 
-    common, *own = (noise() for _ in range(3))
-    both = [np.sqrt(scenario.correlation) * common + np.sqrt(1 - scenario.correlation) * each for each in own]
+    common, *rest = (noise() for _ in range(3))
+    both = [np.sqrt(scenario.correlation) * common + np.sqrt(1 - scenario.correlation) * side for side in rest]
     if scenario.training:
         apart, together = np.sqrt(1 - scenario.training), np.sqrt(scenario.training) * np.asarray(both)[:, :, :1]
-        for each, common in zip(both, together, strict=True):
-            each[:, :OF_ONE_TRAINING] = common + apart * draws.standard_normal((len(each), OF_ONE_TRAINING, *shape[2:]))
+        for side, common in zip(both, together, strict=True):
+            side[:, :OF_ONE_TRAINING] = common + apart * draws.standard_normal((len(side), OF_ONE_TRAINING, *shape[2:]))
     if scenario.noise == "skew":
-        both = [-(np.exp(0.8 * each) - np.exp(0.32)) / np.sqrt((np.exp(0.64) - 1) * np.exp(0.64)) for each in both]
+        both = [-(np.exp(0.8 * side) - np.exp(0.32)) / np.sqrt((np.exp(0.64) - 1) * np.exp(0.64)) for side in both]
     if scenario.noise == "t":
-        both = [each * np.sqrt(2 / draws.chisquare(4, shape)) for each in both]
+        both = [side * np.sqrt(2 / draws.chisquare(4, shape)) for side in both]
     if scenario.noise in ("rates", "models"):
-        both = [each * np.linspace(0.3, 2, scenario.rates)[:, None] for each in both]
+        both = [side * np.linspace(0.3, 2, scenario.rates)[:, None] for side in both]
     if scenario.noise == "models":
-        both = [each * np.where(np.arange(len(each)) % 2, 2.0, 1.0)[:, None, None, None] for each in both]
+        both = [side * np.where(np.arange(len(side)) % 2, 2.0, 1.0)[:, None, None, None] for side in both]
     steps = {"peak": 2.0, "end": 4.0, "unlike": 2.0}.get(scenario.curve)
     curve = np.zeros(scenario.rates) if steps is None else -abs(np.arange(scenario.rates) - steps)
     means = np.broadcast_to((0.99 if scenario.ceiling else 0.7) + NOISE * curve, shape[:3]).copy()
@@ -151,22 +151,22 @@ def drawn(scenario: Scenario, number: int) -> Drawn:
     if scenario.too_high:
         failed[:, :, -1] = True
     low = np.full(shape[:3], FLOOR) if scenario.too_high else means - scenario.drop / 100
-    scores = [np.minimum(np.where(failed, low[..., None], means[..., None]) + NOISE * each, 1.0) for each in both]
+    scores = [np.minimum(np.where(failed, low[..., None], means[..., None]) + NOISE * side, 1.0) for side in both]
     return Drawn(scores[0], scores[1], failed & (scenario.drop >= 100 * LEAST_GAP))
 
 
 def answered(scenario: Scenario, number: int, test: Array) -> Array:
-    """Draw what runs with these expected test scores, [models, tasks, rates, seeds], score on each test example, [..., examples].
+    """Draw the scores on single test examples, [..., examples], of runs with these expected scores, [models, tasks, rates, seeds].
 
-    Of how hard an example is, half is so for all models, and three tenths for all runs of a model.
+    Half of the variance of an example's difficulty is common to all models, and three tenths to all runs of a model.
     """
     draws, size = np.random.default_rng([number, scenario.seeds, 2]), scenario.examples
     groups = np.arange(size) // scenario.group
     hard = np.zeros((*test.shape, size))
     for part, shape in ((0.5, (1, scenario.tasks, 1, 1)), (0.3, (*test.shape[:2], 1, 1)), (0.2, test.shape)):
         together = 0.3 if scenario.group > 1 else 0.0
-        own, common = (draws.standard_normal((*shape, size)) for _ in range(2))
-        hard += np.sqrt(part) * (np.sqrt(1 - together) * own + np.sqrt(together) * common[..., groups])
+        single, common = (draws.standard_normal((*shape, size)) for _ in range(2))
+        hard += np.sqrt(part) * (np.sqrt(1 - together) * single + np.sqrt(together) * common[..., groups])
     luck, expected = special.ndtr(hard), np.clip(test, 1e-3, 1 - 1e-3)[..., None]
     if scenario.graded:
         return np.asarray(special.betaincinv(0.5 * expected, 0.5 * (1 - expected), 1 - luck))
@@ -185,12 +185,12 @@ def without_score(scenario: Scenario, number: int) -> tuple[Array, Array]:
 def _truths(scenario: Scenario) -> tuple[Drawn, Array]:
     """Return many studies as one, [models, studies, rates, seeds], and which of their runs diverged."""
     studies = [(*drawn(scenario, number), without_score(scenario, number)[1]) for number in TRUTHS]
-    *own, diverged = (np.concatenate(each, axis=1) for each in zip(*studies, strict=True))
-    return Drawn(*own), diverged
+    *drawn_parts, diverged = (np.concatenate(parts, axis=1) for parts in zip(*studies, strict=True))
+    return Drawn(*drawn_parts), diverged
 
 
 class Truth(NamedTuple):
-    """The average delivery of a model's rule: the score of the runs that it picks among those that learn, and that of fresh runs there."""
+    """True scores of a model: of the runs that the rule picks among those that learn, and of fresh runs at the picked rates."""
 
     delivered: float
     fresh: float
@@ -199,7 +199,7 @@ class Truth(NamedTuple):
 @cache
 def _truth(scenario: Scenario, model: int, gaps: bytes) -> Truth:
     runs, diverged = _truths(scenario)
-    validation, test, failed = (each[model] for each in runs)
+    validation, test, failed = (array[model] for array in runs)
     lost = np.frombuffer(gaps, dtype=bool).reshape(validation.shape[1:])
     gone = diverged[model]
     learned = ~(lost | gone | failed)
@@ -208,24 +208,25 @@ def _truth(scenario: Scenario, model: int, gaps: bytes) -> Truth:
     some = counts.any(axis=-1)
     means = np.where(failed, 0.0, test).sum(axis=(0, 2)) / np.maximum((~failed).sum(axis=(0, 2)), 1)
     at = np.take_along_axis(test, picked[:, None], axis=1)[:, 0], means[picked]
-    return Truth(*(float(((each * counts).sum(axis=-1)[some] / counts.sum(axis=-1)[some]).mean()) for each in at))
+    return Truth(*(float(((scores * counts).sum(axis=-1)[some] / counts.sum(axis=-1)[some]).mean()) for scores in at))
 
 
 def truth(scenario: Scenario, model: int, gaps: Array | None = None) -> Truth:
-    """Return the truth about a model of a scenario before `offsets`; with the cells that lack a result, [rates, seeds]."""
+    """Return the true scores of a model before `offsets`; `gaps` are the cells without a result, [rates, seeds]."""
     none = np.zeros(scenario.shape[2:], bool)
     return _truth(scenario, model, (none if gaps is None else gaps).tobytes())
 
 
 def offsets(scenario: Scenario) -> Array:
-    """Return what makes the models equal in what their rules deliver, [models]: unlike curves and noises deliver unlike luck."""
-    return truth(scenario, 0).delivered - np.asarray([truth(scenario, own).delivered for own in range(scenario.models)])
+    """Return what to add to the models' scores, [models], so that their true scores are equal whatever their curves and noise."""
+    delivered = np.asarray([truth(scenario, model).delivered for model in range(scenario.models)])
+    return delivered[0] - delivered
 
 
 def study(scenario: Scenario, number: int) -> list[Record]:
-    """Return the results of a study; those on single examples, [examples], are under "answered"."""
+    """Return the results of a study; "answered" has the scores on single examples, [examples]."""
     added = offsets(scenario) + np.where(np.arange(scenario.models), 0.0, scenario.lead / 100)
-    validation, test = (each + added[:, None, None, None] for each in drawn(scenario, number)[:2])
+    validation, test = (scores + added[:, None, None, None] for scores in drawn(scenario, number)[:2])
     lost, diverged = without_score(scenario, number)
     examples = answered(scenario, number, test) if scenario.examples else None
     test = test if examples is None else examples.mean(axis=-1)
@@ -242,18 +243,18 @@ def study(scenario: Scenario, number: int) -> list[Record]:
         if not lost[place]
     ]
     if scenario.training:
-        for each in results:
-            if each["task"] in TASKS[:OF_ONE_TRAINING]:
-                each["curve"] = [[1, f"{each['model']}/{each['learning_rate']}/{each['seed']}"]]
+        for row in results:
+            if row["task"] in TASKS[:OF_ONE_TRAINING]:
+                row["curve"] = [[1, f"{row['model']}/{row['learning_rate']}/{row['seed']}"]]
     return results
 
 
 def result(model: str, task: str, rate: float, seed: Seed, scores: tuple[float, float] | None) -> Record:
     """Return the result of a cell, given its validation and test score; None if it diverged."""
-    found: Record = {"status": "diverged", "scores": None, "diverged_step": 1}
+    outcome: Record = {"status": "diverged", "scores": None, "diverged_step": 1}
     if scores is not None:
         named = {split: {"accuracy": score} for split, score in zip(("validation", "test"), scores, strict=True)}
-        found = {"status": "ok", "scores": named, "diverged_step": None}
+        outcome = {"status": "ok", "scores": named, "diverged_step": None}
     return {
         "key": f"{model}/{task}/{rate}/{seed}",
         "model": model,
@@ -262,7 +263,7 @@ def result(model: str, task: str, rate: float, seed: Seed, scores: tuple[float, 
         "metric": "accuracy",
         "learning_rate": rate,
         "seed": seed,
-        **found,
+        **outcome,
     }
 
 
@@ -271,8 +272,8 @@ class Pair(NamedTuple):
 
     Attributes:
         covered: whether the interval covers the true difference.
-        false: whether a difference is claimed that is not there.
-        needs: the lead of the one and of the other that is claimed at the first step of the correction, in points.
+        false: whether a difference is claimed that does not exist, or with the wrong sign.
+        needs: the leads of the first and of the second model, in points, that the first step of the correction would claim.
     """
 
     covered: bool
@@ -281,7 +282,7 @@ class Pair(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Statements about one study: of scores, and of pairs by scope, by the analysis, by Welch's test and by a mixed model."""
+    """Statements about one study: about scores, and about pairs by the analysis, by Welch's test and by a mixed model."""
 
     scores: tuple[int, int]
     fresh: tuple[int, int]
@@ -292,34 +293,34 @@ class Counts(NamedTuple):
     mixed_tasks: tuple[Pair, ...]
     mixed_mean: tuple[Pair, ...]
     planned: tuple[float, float]
-    """The differences, in points, that a plan of the same study says to be found in 80 %, by this study's noise: on a task, and the mean."""
+    """The differences, in points, that a plan of the same study states for 80 % power given this study's noise: on a task, and on the mean."""
 
 
 def counted(scenario: Scenario, number: int) -> Counts:
-    """Analyse one study, and count what is true of its statements."""
+    """Analyse one study, and check its statements against the truth."""
     chances = dict.fromkeys(TASKS, Chance(FLOOR, "as made")) if scenario.too_high else {}
     results = study(scenario, number)
-    answers = {each["key"]: each["answered"] for each in results if scenario.examples}
+    answers = {row["key"]: row["answered"] for row in results if scenario.examples}
 
     def folds(rows: Sequence[Record]) -> Array | None:
         if not answers:
             return None
-        own = np.mean([answers[row["key"]] for row in rows], axis=0)
-        return fold_scores(WeightedMean(own), len(own), np.arange(len(own)) // scenario.group)
+        means = np.mean([answers[row["key"]] for row in rows], axis=0)
+        return fold_scores(WeightedMean(means), len(means), np.arange(len(means)) // scenario.group)
 
     ranges = dict.fromkeys(TASKS, (-9.0, 9.0))
-    found = analyse(results, rule=scenario.rule, ranges=ranges, chances=chances, folds=folds)
+    analysis = analyse(results, rule=scenario.rule, ranges=ranges, chances=chances, folds=folds)
     gaps, added = without_score(scenario, number)[0], offsets(scenario)
     true = {
-        (MODELS[model], TASKS[task]): own + added[model]
+        (MODELS[model], TASKS[task]): expected + added[model]
         for model, task in np.ndindex(scenario.shape[:2])
-        for own in [np.asarray(truth(scenario, model, gaps[model, task] if scenario.lost else None))]
+        for expected in [np.asarray(truth(scenario, model, gaps[model, task] if scenario.lost else None))]
     }
     tasks = TASKS[: scenario.tasks]
     true |= {(MODELS[0], task): true[MODELS[0], task] + scenario.lead / 100 for task in tasks}
-    best = records(found.best)
-    inside = [row["score_low"] <= true[row["model"], row["task"]][0] <= row["score_high"] for row in best]
-    again = [
+    best = records(analysis.best)
+    covers = [row["score_low"] <= true[row["model"], row["task"]][0] <= row["score_high"] for row in best]
+    fresh_covers = [
         row.get("fresh_low", math.nan) <= true[row["model"], row["task"]][1] <= row.get("fresh_high", math.nan)
         for row in best
     ]
@@ -332,47 +333,47 @@ def counted(scenario: Scenario, number: int) -> Counts:
         return Pair(low <= actual <= high, wrong, (100 * (claimed - value), 100 * (claimed + value)))
 
     ours: dict[str, list[Pair]] = {"task": [], "all": []}
-    for row in records(found.comparisons):
+    for row in records(analysis.comparisons):
         if row["kind"] in ours and not math.isnan(row["low"]):
-            level = holm_level(row["kind"], found.families, scenario.models, 0.95)
+            level = holm_level(row["kind"], analysis.families, scenario.models, 0.95)
             claimed = row["error"] * float(special.stdtrit(row["freedom"], 1 - level / 2))
             ours[row["kind"]].append(pair(row, row["low"], row["high"], row["p_holm"], claimed, row["difference"]))
     pairs = [tuple(ours["task"]), tuple(ours["all"])]
     scores: dict[tuple[str, str], dict[int, float]] = {}
-    for cell in records(found.chosen):
+    for cell in records(analysis.chosen):
         scores.setdefault((cell["model"], cell["task"]), {})[int(cell["seed"])] = cell["test"]
     for peer in (partial(_welch, scores, scenario), _mixed(scores, scenario)):
-        theirs: dict[str, list[Pair]] = {"task": [], "all": []}
-        for row in (row for row in records(found.comparisons) if row["kind"] in theirs):
+        peer_pairs: dict[str, list[Pair]] = {"task": [], "all": []}
+        for row in (row for row in records(analysis.comparisons) if row["kind"] in peer_pairs):
             scope = tasks if row["scope"] == ALL_TASKS else (row["scope"],)
-            own = peer((row["model_a"], row["model_b"]), scope)
-            if not math.isnan(own.low):
+            compared = peer((row["model_a"], row["model_b"]), scope)
+            if not math.isnan(compared.low):
                 tests = math.comb(scenario.models, 2) * (1 if row["kind"] == "all" else len(tasks))
-                claimed = own.error * float(special.stdtrit(own.freedom, 1 - 0.025 / tests))
-                p = min(1.0, own.p * tests)
-                theirs[row["kind"]].append(pair(row, own.low, own.high, p, claimed, own.value))
-        pairs += [tuple(theirs["task"]), tuple(theirs["all"])]
-    covered = [(sum(each), len(each)) for each in (inside, again)]
+                claimed = compared.error * float(special.stdtrit(compared.freedom, 1 - 0.025 / tests))
+                p = min(1.0, compared.p * tests)
+                peer_pairs[row["kind"]].append(pair(row, compared.low, compared.high, p, claimed, compared.value))
+        pairs += [tuple(peer_pairs["task"]), tuple(peer_pairs["all"])]
+    covered = [(sum(covered_rows), len(covered_rows)) for covered_rows in (covers, fresh_covers)]
     tasks_and_means = dict(zip(Counts._fields[2:-1], pairs, strict=False))
-    return Counts(scores=covered[0], fresh=covered[1], planned=_planned(found, scenario), **tasks_and_means)
+    return Counts(scores=covered[0], fresh=covered[1], planned=_planned(analysis, scenario), **tasks_and_means)
 
 
-def _planned(found: Analysis, scenario: Scenario) -> tuple[float, float]:
-    """Return what a plan of the same study says, as a dry run does after a first study."""
-    noise, models = noise_of(found), list(found.groups)
-    if noise.keys() != set(found.families):
+def _planned(analysis: Analysis, scenario: Scenario) -> tuple[float, float]:
+    """Return the differences that a plan states for 80 % power, as a dry run does after a first study (`Counts.planned`)."""
+    noise, models = noise_of(analysis), list(analysis.groups)
+    if noise.keys() != set(analysis.families):
         return math.nan, math.nan
     effects = planned_effects(noise, scenario.seeds, scenario.rates, models)
-    smallest = smallest_differences(effects, models, found.families)
+    smallest = smallest_differences(effects, models, analysis.families)
     return 100 * float(np.median([smallest[task] for task in noise])), 100 * smallest[ALL_TASKS]
 
 
 def looked(scenario: Scenario, number: int) -> tuple[bool, ...]:
-    """Return whether looks as seeds are added decide for one of the first two models, by the bounds and by plain tests, and one look at the end."""
+    """Return whether interim looks find a difference of two models: by `analysis.looks`, by uncorrected tests, and by one test at the end."""
     looks, results = [], study(scenario, number)
     for seeds in LOOKS:
-        found = analyse([each for each in results if each["seed"] < seeds], rule=scenario.rule)
-        row = next(row for row in records(found.comparisons) if row["kind"] == "all")
+        analysis = analyse([row for row in results if row["seed"] < seeds], rule=scenario.rule)
+        row = next(row for row in records(analysis.comparisons) if row["kind"] == "all")
         looks.append(Look(seeds, row["difference"], row["p"]))
     limits = bounds(tuple(LOOKS), LOOKS[-1])
     return (
@@ -392,7 +393,7 @@ def _shared(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _welch(scores: Chosen, scenario: Scenario, models: tuple[str, str], tasks: Sequence[str]) -> Estimate:
-    """Compare two models' means over tasks by Welch's test, of tasks that share a training by their means over seeds."""
+    """Compare two models' means over tasks by Welch's test; tasks that share trainings enter by their mean for each seed."""
     groups, weights = [], []
     for model, sign in zip(models, (1.0, -1.0), strict=True):
         if shared := [task for task in tasks if task in _shared(scenario) and len(tasks) > 1]:
@@ -406,17 +407,17 @@ def _welch(scores: Chosen, scenario: Scenario, models: tuple[str, str], tasks: S
 
 
 MOST_ROWS = 500
-"""Scores to which a mixed model is fitted; with those of the paper's size it takes minutes."""
+"""Maximum number of scores to which a mixed model is fitted; with a study of the paper's size it takes minutes."""
 
 
 def _mixed(scores: Chosen, scenario: Scenario) -> Callable[[tuple[str, str], Sequence[str]], Estimate]:
     """Fit a mixed model by REML, and return the comparison of two models' means over tasks by it.
 
-    Each model has a mean on each task, and each training a random effect: that of a model with a seed, on the tasks that share it if some do,
-    otherwise on all of them. Its degrees of freedom are those between trainings.
+    Each model has a mean on each task, and each training a random effect. A training is a model with a seed, on the tasks that share it if
+    some do, otherwise on all tasks. The degrees of freedom are those between trainings.
     """
     cells, shared = list(scores), _shared(scenario)
-    rows = [(cell, seed, value) for cell, own in scores.items() for seed, value in own.items()]
+    rows = [(cell, seed, value) for cell, by_seed in scores.items() for seed, value in by_seed.items()]
     sides = [(model, bool(shared) and task not in shared) for (model, task), _, _ in rows]
     trainings = [repr((*side, seed)) for side, (_, seed, _) in zip(sides, rows, strict=True)]
     freedom = len(set(trainings)) - len(set(sides))
@@ -426,7 +427,7 @@ def _mixed(scores: Chosen, scenario: Scenario) -> Callable[[tuple[str, str], Seq
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns where the variance of trainings is 0
         fit = MixedLM([100 * value for _, _, value in rows], design, trainings).fit(reml=True)
-    # statsmodels' own covariance is not always one where the variance of trainings is 0.
+    # The covariance of statsmodels is not always valid if the variance of trainings is 0.
     same = np.asarray(trainings)[:, None] == np.asarray(trainings)
     precision = np.linalg.inv(fit.scale * np.eye(len(rows)) + float(fit.cov_re[0, 0]) * same)
     covariance = np.linalg.inv(design.T @ precision @ design)
@@ -447,16 +448,16 @@ def _weighted(groups: Sequence[Sequence[float]], weights: Sequence[float]) -> Es
     """Return a weighted sum of groups' means with Welch's interval; without one where a group has fewer than two scores."""
     if min(map(len, groups)) < 2:
         return unknown(math.nan)
-    value = math.fsum(weight * float(np.mean(own)) for weight, own in zip(weights, groups, strict=True))
+    value = math.fsum(weight * float(np.mean(group)) for weight, group in zip(weights, groups, strict=True))
     parts = [
-        (weight**2 * float(np.var(own, ddof=1)) / len(own), len(own) - 1)
-        for weight, own in zip(weights, groups, strict=True)
+        (weight**2 * float(np.var(group, ddof=1)) / len(group), len(group) - 1)
+        for weight, group in zip(weights, groups, strict=True)
     ]
     return satterthwaite(value, parts)
 
 
 def counts_of(kinds: Iterable[K], counted: Callable[[K, int], C], studies: int) -> Iterator[tuple[K, list[C]]]:
-    """Yield each kind of studies with the counts of several, each made and analysed from its number by `counted`."""
+    """Yield each kind of studies with the counts of its studies, each of which `counted` makes from its number and analyses."""
     with ProcessPoolExecutor(usable_cpus()) as pool:
         for kind in kinds:
             yield kind, list(pool.map(partial(counted, kind), range(studies), chunksize=4))
@@ -469,16 +470,16 @@ def covering_zero(rows: Sequence[Record], kind: str) -> tuple[int, int]:
 
 
 def share(parts: Sequence[tuple[int, int]]) -> str:
-    """Return a share of all statements."""
-    whole = sum(number for _, number in parts)
-    return f"{sum(part for part, _ in parts) / whole:.3f}" if whole else ""
+    """Return the share of true statements, given pairs of their number and of the number of all."""
+    total = sum(number for _, number in parts)
+    return f"{sum(part for part, _ in parts) / total:.3f}" if total else ""
 
 
 def described(scenario: Scenario) -> str:
-    """Name what a scenario has beside the first one."""
+    """Name the settings in which a scenario differs from the basic one."""
     usual = Scenario(scenario.rule, scenario.seeds, "peak", "normal", 0.5)
     parts = zip(Scenario._fields, scenario, usual, strict=True)
-    return ", ".join(f"{name} {value}" for name, value, other in parts if value != other) or "base"
+    return ", ".join(f"{name} {value}" for name, value, usual_value in parts if value != usual_value) or "base"
 
 
 def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
@@ -487,24 +488,24 @@ def row_of(scenario: Scenario, counts: Sequence[Counts]) -> list[str]:
     row.append(f"{share([count.scores for count in counts])} / {share([count.fresh for count in counts])}")
     for peer in ("", "welch_", "mixed_"):
         names = f"{peer}tasks", f"{peer}mean"
-        pairs: list[list[Pair]] = [[own for count in counts for own in getattr(count, name)] for name in names]
-        row.append(" / ".join(share([(own.covered, 1) for own in each]) for each in pairs))
-        wrong = [[any(own.false for own in getattr(count, name)) for name in names] for count in counts]
-        found = np.mean(wrong, axis=0) if peer else [np.any(wrong, axis=1).mean()]
-        row.append(" / ".join(f"{each:.3f}" for each in found) if any(pairs) else "")
-        row.append(" / ".join(f"{np.quantile(leads, 0.8):.2f}" for each in pairs if (leads := _leads(each))))
+        pairs: list[list[Pair]] = [[pair for count in counts for pair in getattr(count, name)] for name in names]
+        row.append(" / ".join(share([(pair.covered, 1) for pair in scope]) for scope in pairs))
+        wrong = [[any(pair.false for pair in getattr(count, name)) for name in names] for count in counts]
+        claiming = np.mean(wrong, axis=0) if peer else [np.any(wrong, axis=1).mean()]
+        row.append(" / ".join(f"{rate:.3f}" for rate in claiming) if any(pairs) else "")
+        row.append(" / ".join(f"{np.quantile(leads, 0.8):.2f}" for scope in pairs if (leads := _leads(scope))))
     planned = np.nanmedian([count.planned for count in counts], axis=0)
-    found_at = [[lead for count in counts for lead in _leads(getattr(count, name))] for name in ("tasks", "mean")]
-    row.append(" / ".join(f"{each:.2f}" for each in planned))
+    by_scope = [[lead for count in counts for lead in _leads(getattr(count, name))] for name in ("tasks", "mean")]
+    row.append(" / ".join(f"{goal:.2f}" for goal in planned))
     row.append(
-        " / ".join(f"{np.mean(np.asarray(own) <= each):.2f}" for own, each in zip(found_at, planned, strict=True))
+        " / ".join(f"{np.mean(np.asarray(part) <= goal):.2f}" for part, goal in zip(by_scope, planned, strict=True))
     )
     return row
 
 
 def _leads(pairs: Sequence[Pair]) -> list[float]:
-    """Return the leads that the comparisons would claim, in points."""
-    return [lead for own in pairs for lead in own.needs]
+    """Return the leads, in points, that the comparisons would claim."""
+    return [lead for pair in pairs for lead in pair.needs]
 
 
 BASE = Scenario("mean", 3, "peak", "normal", 0.5)
@@ -557,7 +558,7 @@ def main(
         f"{'|---' * 16}|",
     ]
     for number, kinds in ((studies, SCENARIOS), (OF_PAPER, [PAPER])):
-        for scenario, counts in counts_of([each for each in kinds if only in described(each)], counted, number):
+        for scenario, counts in counts_of([kind for kind in kinds if only in described(kind)], counted, number):
             lines.append(f"| {' | '.join(row_of(scenario, counts))} |")
             print(lines[-1], flush=True)
     lines += [
@@ -566,10 +567,10 @@ def main(
         "",
     ]
     lines += ["| kind | bounds | plain tests | one test |", "|---|---|---|---|"]
-    for scenario, found in counts_of(
-        [each for each in LOOKED_AT if only in f"looks, {described(each)}"], looked, studies
+    for scenario, decisions in counts_of(
+        [kind for kind in LOOKED_AT if only in f"looks, {described(kind)}"], looked, studies
     ):
-        shares = (f"{np.mean(each):.3f}" for each in zip(*found, strict=True))
+        shares = (f"{np.mean(decided):.3f}" for decided in zip(*decisions, strict=True))
         lines.append(f"| {described(scenario)} | {' | '.join(shares)} |")
         print(lines[-1], flush=True)
     if not only:

@@ -7,8 +7,8 @@ weights) for 300 steps of 32, in bf16 autocast with fp32 weights, and evaluated 
     actors     Trainer in two reused one-thread Ray Tune actors (`benchmarks.cells_trainer`), the cells of two rates
     processes  Trainer in a process a cell, two threads, the same cells
 
-The sweep's time is that of its process from start to end: imports, tokenising and Ray are in it. The peers find their data tokenised.
-`profile` is one cell of each task under torch's profiler, which says where the time of training goes; not on a GPU. FOLDER holds enwiki2015/ (the
+The sweep's time is that of its process from start to end, with imports, tokenising and Ray. The peers' data are tokenised before.
+`profile` runs one cell of each task under torch's profiler, for the shares of training's time; not on a GPU. FOLDER holds enwiki2015/ (the
 tokenizer is trained on it), sst2/ and conll2003/ as Parquet. What was measured is kept in --store: a part that was interrupted is measured
 again, a finished one (of `processes` each cell) is not. The section of RESULTS.md is written when all parts are there.
 """
@@ -40,7 +40,7 @@ from mlmclm.storage.files import read_json, whole_folder, write_json
 
 PARTS = ("sweep", "actors", "processes", "profile")
 TASKS = {"sst2": "accuracy", "conll2003": "f1"}
-"""With the metric that is compared."""
+"""Tasks, each with the metric that is compared."""
 SIZE = "7m"
 VOCABULARY = 16_384
 LENGTH = 256
@@ -48,7 +48,7 @@ STEPS = 300
 RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3)
 SEEDS = (0, 1)
 PEER_RATES = RATES[2:4]
-"""Those that the peers are measured at."""
+"""The learning rates at which the peers are measured."""
 PROFILED_STEPS = 20
 """Steps of a profiled cell; the profiler's events of 300 take 20 GiB."""
 CLASSES = {
@@ -58,12 +58,12 @@ CLASSES = {
     "data": ("data",),
     "element-wise loops": (LOOPS, LOGITS),
 }  # fmt: skip
-"""Classes of the profile: names of an event, or of the nearest range around it. Attention by tiles has its softmax in it."""
+"""Classes of the profile, by the name of an event or of the nearest range around it. Attention by tiles includes its softmax."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Where things lie and what is measured; a worker process gets it as JSON."""
+    """Folders and settings of the measurement; a worker process gets them as JSON."""
 
     place: Path
     data: Path
@@ -71,7 +71,7 @@ class Work:
     """A few steps and sentences, at the peers' rates only, to try the command out."""
     size: str = SIZE
     gpu_share: float = 0.0
-    """Part of a GPU that a cell takes; 0: one of two cores."""
+    """Share of a GPU that a cell takes; with 0 it takes one of two cores."""
 
     @property
     def steps(self) -> int:
@@ -91,7 +91,7 @@ class Work:
         return self.place / "splits"
 
     def protocol(self, steps: int | None = None) -> dict[str, Any]:
-        """The settings that are not defaults; the peers read them too."""
+        """Return the protocol, which the peers read too."""
         from mlmclm.finetuning.protocol import Protocol
 
         # Tags at first tokens and no dropout before the tagger are what transformers' example and EuroBERT's class do.
@@ -101,12 +101,12 @@ class Work:
         return Protocol.model_validate({**changes, "max_evaluation_examples": 60 if self.trial else None}).model_dump()
 
     def described(self) -> str:
-        """As JSON, for a worker process."""
+        """Return this as JSON, for a worker process."""
         return json.dumps({**asdict(self), "place": str(self.place), "data": str(self.data)})
 
 
 def prepare(work: Work) -> None:
-    """The model, and the tasks' splits for the peers, tokenised."""
+    """Write the model, and the tasks' splits, tokenised for the peers."""
     from benchmarks.cells_trainer import encoded
     from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
     from mlmclm.corpora.prepare_corpus import prepare_corpus
@@ -136,7 +136,7 @@ def prepare(work: Work) -> None:
 
 
 def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
-    """The grid as cells, in a sweep's order; tokenises what isn't."""
+    """Return the grid's cells in a sweep's order; tokenise data that is not yet tokenised."""
     from mlmclm.models.folder import weights_hash
     from mlmclm.sweeps.cells import SweepModel, expand
     from mlmclm.sweeps.space import Space
@@ -156,7 +156,7 @@ def cells_of(work: Work, store: Path, steps: int | None = None) -> list[Any]:
 
 
 def sweep(work: Work) -> dict[str, Any]:
-    """The whole grid by this project's engine, in an empty store."""
+    """Run the whole grid by this project's engine, in an empty store."""
     from mlmclm.cluster.ray_cluster import ray_session
     from mlmclm.sweeps.run_sweep import run_sweep
     from mlmclm.sweeps.sweep_options import SweepOptions
@@ -185,7 +185,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def peer_cells(work: Work) -> list[dict[str, Any]]:
-    """The cells that `cells_trainer` is asked for."""
+    """Return the cells that `cells_trainer` computes."""
     names = {task: read_json(work.splits / task / "labels.json") for task in TASKS}
     return [
         {"task": task, "names": names[task], "rate": rate, "seed": seed}
@@ -221,16 +221,16 @@ def profile(work: Work) -> dict[str, Any]:
     by_task = {cell.task: cell for cell in cells if cell.learning_rate == PEER_RATES[0]}
     for task, cell in by_task.items():
         for _ in range(2):  # the first fills caches
-            found: list[dict[str, float]] = []
-            with profiled(found.append):
+            measured: list[dict[str, float]] = []
+            with profiled(measured.append):
                 run_cell(cell, store=store, data_root=work.data, cache=cache)
-        shares[task] = found[0]
+        shares[task] = measured[0]
     return {"shares": shares}
 
 
 @contextmanager
 def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
-    """Runs torch's profiler over the calls of `train`, and tells the shares of its time by class."""
+    """Run torch's profiler over the calls of `train`, and pass the shares of its time by class to `tell`."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -264,7 +264,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
 
 
 def by_class(events: Sequence[Any], seconds: float) -> dict[str, float]:
-    """Shares of a time by class; `rest` is torch's other operations and Python."""
+    """Return the shares of `seconds` by class; `rest` is torch's other operations and Python."""
     spent: Counter[str] = Counter()
     for event in events:
         above = event
@@ -279,19 +279,19 @@ def by_class(events: Sequence[Any], seconds: float) -> dict[str, float]:
 
 
 def measure(work: Work, part: str, number: int = 0) -> dict[str, Any]:
-    """Runs a part in a process of its own; its answer, with the seconds from start to end."""
-    # The peers have the allocator's settings that the sweep gives its workers, and else are as they come, but for two threads a
-    # process, and Tune's tables, which are not wanted here.
-    given = {name: value for name, value in worker_environment().items() if name.startswith(("MALLOC_", "GLIBC_"))}
+    """Run a part in its own process; return its answer, with the seconds from start to end."""
+    # The peers get the allocator's settings of the sweep's workers. Otherwise they have their defaults, but for two threads a
+    # process, and without Tune's tables.
+    variables = {name: value for name, value in worker_environment().items() if name.startswith(("MALLOC_", "GLIBC_"))}
     if part in ("sweep", "profile"):
-        given = worker_environment() if part == "profile" else {}
-    own = {**os.environ, **given, "HF_HUB_OFFLINE": "1"}
+        variables = worker_environment() if part == "profile" else {}
+    environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1"}
     threads = {"OMP_NUM_THREADS": "2"} if part == "processes" else {"RAY_AIR_NEW_OUTPUT": "0"}
     answer = work.place / "answer.json"
     answer.unlink(missing_ok=True)
     started = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.cells", "--worker", part, str(number), work.described()], env={**own, **threads}, check=True
+        [sys.executable, "-m", "benchmarks.cells", "--worker", part, str(number), work.described()], env={**environment, **threads}, check=True
     )  # fmt: skip
     return {**read_json(answer), "seconds": time.perf_counter() - started}
 
@@ -303,14 +303,14 @@ def worker(part: str, number: int, work: Work) -> None:
 
 
 def once(file: Path, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The content of the file, measured if there is none."""
+    """Return the content of a file, which is measured and written first if the file is missing."""
     if not file.is_file():
         write_json(file, measured())
     return dict(read_json(file))
 
 
 def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], task: str, split: str) -> tuple[float, float]:
-    """Ours less theirs at the rates that both have, and half the width of its 95 % interval (Student's, one deviation)."""
+    """Return our score less theirs, mean over `PEER_RATES`, and half of its 95 % interval (Student's, pooled deviation)."""
     from scipy.stats import t as student
 
     gaps, squares, free, weight = [], 0.0, 0, 0.0
@@ -329,10 +329,10 @@ def difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], task: s
     return sum(gaps) / len(gaps), float(student.ppf(0.975, free)) * deviation * math.sqrt(weight) / len(gaps)
 
 
-def report(work: Work, found: dict[str, Any]) -> list[str]:
+def report(work: Work, answers: dict[str, Any]) -> list[str]:
     """The section of RESULTS.md."""
     grid = len(TASKS) * len(work.rates) * len(SEEDS)
-    ours, reused, fresh = found["sweep"], found["actors"], found["processes"]
+    ours, reused, fresh = answers["sweep"], answers["actors"], answers["processes"]
     hours = {
         "sweep": ours["seconds"],
         # Its start once, then all cells at the pace of those that were measured.
@@ -379,8 +379,8 @@ def report(work: Work, found: dict[str, Any]) -> list[str]:
         for split in ("validation", "test"):
             gaps = [difference(ours["cells"], peer, task, split) for peer in (reused["cells"], fresh)]
             lines.append(f"| {task} | {split} | " + " | ".join(f"{gap:+.4f} ± {half:.4f}" for gap, half in gaps) + " |")
-    if "profile" in found:
-        lines += ["", *shares_of(ours, found["profile"]["shares"])]
+    if "profile" in answers:
+        lines += ["", *shares_of(ours, answers["profile"]["shares"])]
     return lines
 
 
@@ -413,14 +413,14 @@ def main(
     gpu_share: Annotated[float, typer.Option(help="Part of a GPU that a cell takes; 0: one of two cores.")] = 0.0,
     write: Annotated[bool, typer.Option("--write/--print", help="Write the section, or only print it.")] = True,
 ) -> None:
-    """Measures the parts that are missing, and writes the section of RESULTS.md when all are there."""
+    """Measure the missing parts, and write the section of RESULTS.md when all are measured."""
     all_parts = [part for part in PARTS if part != "profile" or not gpu_share]
     chosen = parts.split(",") if parts else all_parts
     if wrong := set(chosen) - set(all_parts):
         raise typer.BadParameter(f"--parts: no {', '.join(sorted(wrong))}; there are {', '.join(all_parts)}")
     work = Work((store / ("trial" if trial else "grid")).resolve(), data.resolve(), trial, size, gpu_share)
     prepare(work)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for part in all_parts:
         numbers = range(len(peer_cells(work))) if part == "processes" else range(1)
         files = [work.place / "measured" / f"{part}-{number}.json" for number in numbers]
@@ -430,19 +430,19 @@ def main(
                 print(f"{part} {number + 1}/{len(files)}: {answer['seconds']:.0f} s", flush=True)
         if all(file.is_file() for file in files):
             answers = [read_json(file) for file in files]
-            found[part] = answers if part == "processes" else answers[0]
-    if missing := [part for part in all_parts if part not in found]:
+            results[part] = answers if part == "processes" else answers[0]
+    if missing := [part for part in all_parts if part not in results]:
         print(f"not measured yet: {', '.join(missing)}")
     elif trial or not write:
-        print("\n".join(report(work, found)))
+        print("\n".join(report(work, results)))
     else:
-        write_section(f"Cells an hour{' on a GPU' if gpu_share else ''}", report(work, found))
+        write_section(f"Cells an hour{' on a GPU' if gpu_share else ''}", report(work, results))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        given = json.loads(sys.argv[4])
-        work = Work(**{**given, "place": Path(given["place"]), "data": Path(given["data"])})
+        values = json.loads(sys.argv[4])
+        work = Work(**{**values, "place": Path(values["place"]), "data": Path(values["data"])})
         worker(sys.argv[2], int(sys.argv[3]), work)
     else:
         typer.run(main)

@@ -1,4 +1,4 @@
-"""The peer of benchmarks/cells.py: the same cells by Hugging Face's Trainer, as a process each or in reused Ray Tune actors.
+"""The peer of benchmarks/cells.py: the same cells by Hugging Face's Trainer, each in its own process or in reused Ray Tune actors.
 
 Stock transformers: `AutoModelFor...`, dynamic padding, bf16 autocast, fused AdamW; steps, batch, rates, schedule, examples and metric
 are ours. Tokenised data come from the cache that `datasets` keeps on disk, which is filled before anything is timed.
@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 def encoded(task: str, data: Path, model: Path, longest: int) -> dict[str, Any]:
-    """train, validation and test of a task as tokenised `datasets`, from the cache where they are there."""
+    """Return train, validation and test of a task as tokenised `datasets`, from the cache if it has them."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -41,12 +41,12 @@ def encode_texts(rows: dict[str, list[Any]], tokenizer: Any, longest: int) -> di
 def encode_words(rows: dict[str, list[Any]], tokenizer: Any, longest: int) -> dict[str, list[Any]]:
     """Token ids, closed by EOS, and the tag of each word at its first token."""
     texts = [" ".join(words) for words in rows["tokens"]]
-    found = tokenizer(
+    encoding = tokenizer(
         texts, add_special_tokens=False, truncation=True, max_length=longest - 1, return_offsets_mapping=True
     )
     ids, labels = [], []
     for row, offsets, words, tags in zip(
-        found["input_ids"], found["offset_mapping"], rows["tokens"], rows["tags"], strict=True
+        encoding["input_ids"], encoding["offset_mapping"], rows["tokens"], rows["tags"], strict=True
     ):
         ends = np.cumsum([len(word) + 1 for word in words])
         word = np.searchsorted(ends, [max(stop - 1, start) for start, stop in offsets], side="right")
@@ -57,7 +57,7 @@ def encode_words(rows: dict[str, list[Any]], tokenizer: Any, longest: int) -> di
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
-    """Accuracy on sentences, of the classes that `most_probable` has left."""
+    """Return the accuracy on sentences; the predictions are classes, by `most_probable`."""
     return {"accuracy": float((predicted.predictions == predicted.label_ids).mean())}
 
 
@@ -68,21 +68,21 @@ def entities(names: list[str]) -> Callable[[Any], dict[str, float]]:
     def compute(predicted: Any) -> dict[str, float]:
         pairs = list(zip(predicted.predictions, predicted.label_ids, strict=True))
         true = [[names[tag] for tag in labels[labels != IGNORED]] for _, labels in pairs]
-        found = [[names[tag] for tag in row[labels != IGNORED]] for row, labels in pairs]
-        return {"f1": float(f1_score(true, found, zero_division=0))}
+        tags = [[names[tag] for tag in row[labels != IGNORED]] for row, labels in pairs]
+        return {"f1": float(f1_score(true, tags, zero_division=0))}
 
     return compute
 
 
 def most_probable(logits: Any, labels: Any) -> Any:
-    """Trainer then keeps no logits of the whole split."""
+    """Return the most probable classes, so that Trainer does not keep the logits of a whole split."""
     return logits.argmax(-1)
 
 
 def train_cell(
     task: str, names: list[str], rate: float, seed: int, parts: dict[str, Any], model: Path, protocol: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fine-tunes and evaluates one cell; its scores and where the time went."""
+    """Fine-tune and evaluate one cell; return its scores and the seconds of its parts."""
     import torch
     from transformers import (
         AutoModelForSequenceClassification,
@@ -122,8 +122,8 @@ def train_cell(
         scores = {}
         for split in ("validation", "test"):
             rows = parts[split].select(range(min(len(parts[split]), protocol["max_evaluation_examples"] or 10**9)))
-            found = trainer.evaluate(rows, metric_key_prefix=split)
-            scores[split] = found[f"{split}_f1" if tokens else f"{split}_accuracy"]
+            metrics = trainer.evaluate(rows, metric_key_prefix=split)
+            scores[split] = metrics[f"{split}_f1" if tokens else f"{split}_accuracy"]
     finished = time.perf_counter()
     return {
         "task": task, "learning_rate": rate, "seed": seed, "scores": scores,
@@ -132,7 +132,7 @@ def train_cell(
 
 
 def run_process(cell: dict[str, Any], data: Path, model: Path, protocol: dict[str, Any]) -> dict[str, Any]:
-    """One cell; called in a process of its own with two threads."""
+    """Compute one cell; called in its own process with two threads."""
     parts = encoded(cell["task"], data, model, protocol["max_length"])
     return train_cell(**cell, parts=parts, model=model, protocol=protocol)
 
@@ -140,7 +140,7 @@ def run_process(cell: dict[str, Any], data: Path, model: Path, protocol: dict[st
 def run_actors(
     cells: list[dict[str, Any]], data: Path, model: Path, protocol: dict[str, Any], gpu_share: float = 0.0
 ) -> dict[str, Any]:
-    """All cells as trials in reused one-thread actors, two or as many as share a GPU; each keeps a task's tokenised data."""
+    """Compute all cells as trials in reused one-thread actors, two or as many as share a GPU; each keeps a task's tokenised data."""
     import ray
     import torch
     from ray import tune
@@ -160,8 +160,8 @@ def run_actors(
             task = self.cell["task"]
             if task not in self.parts:
                 self.parts[task] = encoded(task, data, model, protocol["max_length"])
-            found = train_cell(**self.cell, parts=self.parts[task], model=model, protocol=protocol)
-            return {"found": found, "began": began, "done": True}
+            result = train_cell(**self.cell, parts=self.parts[task], model=model, protocol=protocol)
+            return {"found": result, "began": began, "done": True}
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             pass

@@ -1,8 +1,8 @@
-"""How often advice and comparisons find what is there, and what isn't, on simulated studies:  python -m benchmarks.claims [--studies N]
+"""How often advice and comparisons find true and false differences on simulated studies:  python -m benchmarks.claims [--studies N]
 
 Each study is one of `benchmarks.calibration`, through `mlmclm.analysis.analyse`, in which all models are equal. Then one model is
-made better, on all tasks or on one, by the difference that such studies are said to find with 80 % power (the study's
-`smallest`), and by twice that. A lead only adds to that model's scores, so the noise that was fitted holds for all three.
+made better, on all tasks or on one, by the difference that the analysis states for 80 % power (the study's
+`smallest`), and by twice that. A lead only adds to that model's scores, so the fitted noise holds for all three.
 Its table is a section of RESULTS.md.
 """
 
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     Attributes:
         models, tasks: their numbers.
-        tested: standard deviation of the noise of the finite test sets, in those of a run; 0 for none.
+        tested: standard deviation of the noise of the finite test sets, as a multiple of a run's; 0 for none.
     """
 
     scenario: Scenario
@@ -47,15 +47,15 @@ class Kind(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Statements about one study, or of several on average: each a share of the statements that could be made.
+    """Statements about one study, or their mean over several: each is a share of the possible statements.
 
     Attributes:
-        claims: whether any two of equal models are found different.
-        names: whether a best of equal models is named.
-        on_mean: of the pairs with the better model, those found different on the mean over tasks, at the stated difference.
-        on_task: the same of a lead on one task, on that task, at the difference stated for it.
+        claims: whether any two equal models are found different.
+        names: whether a best model is named although all are equal.
+        on_mean: share of the pairs with the better model that are found different on the mean over tasks, at the stated difference.
+        on_task: the same for a lead on one task, at the difference that is stated for a task.
         named: whether the better model is named at twice the stated difference on all tasks.
-        wrong: whether another is.
+        wrong: whether another model is named.
     """
 
     claims: float
@@ -76,66 +76,66 @@ def analysed(kind: Kind, number: int) -> Analysis:
         for model in names
         for task in tasks
     }
-    own = [result for result in results if result["model"] in names and result["task"] in tasks]
-    for result in own:
+    selected = [result for result in results if result["model"] in names and result["task"] in tasks]
+    for result in selected:
         result["scores"]["test"]["accuracy"] += answers[result["model"], result["task"]].mean()
 
     def folds(rows: Sequence[Record]) -> Array | None:
         if not kind.tested:
             return None
-        each = answers[rows[0]["model"], rows[0]["task"]].reshape(100, -1)
-        left = (each.sum() - each.sum(axis=1)) / (each.size - each.shape[1])
+        parts = answers[rows[0]["model"], rows[0]["task"]].reshape(100, -1)
+        left = (parts.sum() - parts.sum(axis=1)) / (parts.size - parts.shape[1])
         return np.asarray(left)
 
-    return analyse(own, rule=kind.scenario.rule, ranges=RANGES, folds=folds)
+    return analyse(selected, rule=kind.scenario.rule, ranges=RANGES, folds=folds)
 
 
-def led(found: Analysis, lead: float, tasks: list[str]) -> Analysis:
+def led(analysis: Analysis, lead: float, tasks: list[str]) -> Analysis:
     """Return the analysis of a study in which one model is better on some tasks."""
     effects = {
-        (model, task): replace(own, seeds=replace(own.seeds, value=own.seeds.value + lead))
+        (model, task): replace(effect, seeds=replace(effect.seeds, value=effect.seeds.value + lead))
         if model == BEST and task in tasks
-        else own
-        for (model, task), own in found.effects.items()
+        else effect
+        for (model, task), effect in analysis.effects.items()
     }
     return replace(
-        found,
+        analysis,
         effects=effects,
-        overall=overall_table(effects, found.models, found.families, ranges=RANGES),
-        comparisons=comparison_table(effects, found.models, found.families),
+        overall=overall_table(effects, analysis.models, analysis.families, ranges=RANGES),
+        comparisons=comparison_table(effects, analysis.models, analysis.families),
     )
 
 
-def said(found: Analysis, stated: dict[str, float]) -> Said:
-    """Return what is said of one study of equal models, given the differences that are stated for its kind."""
-    task, everywhere = TASKS[0], sorted(found.families)
-    answer = advise(led(found, 2 * stated[ALL_TASKS], everywhere)).answer
+def said(analysis: Analysis, stated: dict[str, float]) -> Said:
+    """Return the statements about one study of equal models, given the differences that are stated for its kind."""
+    task, everywhere = TASKS[0], sorted(analysis.families)
+    answer = advise(led(analysis, 2 * stated[ALL_TASKS], everywhere)).answer
     return Said(
-        claims=float(any(clearly_different(row, found.confidence) for row in records(found.comparisons))),
-        names=float(advise(found).answer.clear),
-        on_mean=_told(led(found, stated[ALL_TASKS], everywhere), ALL_TASKS),
-        on_task=_told(led(found, stated[task], [task]), task),
+        claims=float(any(clearly_different(row, analysis.confidence) for row in records(analysis.comparisons))),
+        names=float(advise(analysis).answer.clear),
+        on_mean=_told(led(analysis, stated[ALL_TASKS], everywhere), ALL_TASKS),
+        on_task=_told(led(analysis, stated[task], [task]), task),
         named=float(answer.clear and answer.best == (BEST,)),
         wrong=float(answer.clear and answer.best != (BEST,)),
     )
 
 
-def _told(found: Analysis, scope: str) -> float:
-    rows = [row for row in records(found.comparisons) if row["scope"] == scope and row["model_a"] == BEST]
-    return float(np.mean([clearly_different(row, found.confidence) for row in rows]))
+def _told(analysis: Analysis, scope: str) -> float:
+    rows = [row for row in records(analysis.comparisons) if row["scope"] == scope and row["model_a"] == BEST]
+    return float(np.mean([clearly_different(row, analysis.confidence) for row in rows]))
 
 
 def measured(kind: Kind, studies: int, mapped: Callable[..., Iterable[Any]] = map) -> tuple[dict[str, float], Said]:
-    """Return the differences that are stated for a kind of studies, and what is said of them, both on average.
+    """Return the mean stated differences of a kind of studies, and the mean statements about the studies.
 
     Args:
         mapped: maps a function over values, as `map` does.
     """
     analyses = list(mapped(partial(analysed, kind), range(studies)))
-    parts = [smallest_differences(found.effects, found.models, found.families) for found in analyses]
+    parts = [smallest_differences(analysis.effects, analysis.models, analysis.families) for analysis in analyses]
     stated = {scope: float(np.mean([part[scope] for part in parts])) for scope in parts[0]}
-    found = list(mapped(partial(said, stated=stated), analyses))
-    return stated, Said(*(float(np.mean(values)) for values in zip(*found, strict=True)))
+    statements = list(mapped(partial(said, stated=stated), analyses))
+    return stated, Said(*(float(np.mean(values)) for values in zip(*statements, strict=True)))
 
 
 _NORMAL = Scenario("mean", 3, "peak", "normal", 0.5)
@@ -166,12 +166,12 @@ def main(
     ]
     with ProcessPoolExecutor(processes) as pool:
         for kind in KINDS:
-            means, found = measured(kind, studies, partial(pool.map, chunksize=4))
-            own = kind.scenario
+            means, shares = measured(kind, studies, partial(pool.map, chunksize=4))
+            scenario = kind.scenario
             row = [
-                own.rule, str(kind.models), str(own.seeds), own.noise, f"{own.failing:g}", f"{own.shared:g}", f"{kind.tested:g}",
+                scenario.rule, str(kind.models), str(scenario.seeds), scenario.noise, f"{scenario.failing:g}", f"{scenario.shared:g}", f"{kind.tested:g}",
                 f"{100 * means[ALL_TASKS]:.1f}, {100 * means[TASKS[0]]:.1f}",
-                *(f"{value:.3f}" for value in found),
+                *(f"{value:.3f}" for value in shares),
             ]  # fmt: skip
             lines.append(f"| {' | '.join(row)} |")
             print(lines[-1], flush=True)

@@ -1,13 +1,13 @@
 """Cost of a sweep beside its cells:  python -m benchmarks.control_plane [--cells N] [--workers N] [--seconds S] [--runs FILE] [--beside N]
 
-Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, whose computing is left out, on workers of
-a Ray session: each files a result and examples of real size. Queue, Ray Tune, results store, tracking in MLflow (also what it lacks
-in the end) and the second, finished run are measured; a section of `benchmarks/RESULTS.md`.
+Cells of the published grid (42 models, the space `paper`: 15,120), or of more models, on workers of a Ray session. They are not
+computed: each writes a result and examples of real size. Ray Tune, results store, tracking in MLflow (also the runs that it lacks
+in the end) and a second run of the finished sweep are measured; a section of `benchmarks/RESULTS.md`.
 
-With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file:
-what the driver and Ray's daemons need from when all workers compute until one has nothing left to take. With `--beside`, the
-driver has as much to look at as if N further workers computed all the time: calls that don't end and placement groups. Each trial
-then has one cell.
+With `--runs`, only the sweep itself is run, in which each cell takes S seconds, and a line of JSON is added to the file: the CPU
+time of the driver and of Ray's daemons from when all workers compute until one runs out of cells. With `--beside`, the driver
+watches as many unfinished calls and placement groups as if N further workers computed all the time. Each trial then has one
+cell.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FilesOnly(Finetune):
 
 
 class Simulated(FilesOnly):
-    """A trial for the driver's eyes: its reports and results are `Finetune`'s, but it takes as long as it is told."""
+    """A trial that looks to the driver like `Finetune`, with its reports and results, but takes `seconds` for each cell."""
 
     crew, seconds = 1, 0.0
     """Actors that begin together, and seconds that a cell takes."""
@@ -97,9 +97,9 @@ class Simulated(FilesOnly):
         """Wait for the other actors before the first cell."""
         begun = self._store / "begun"
         begun.mkdir(exist_ok=True)
-        own = begun / str(os.getpid())
-        if not own.exists():
-            own.touch()
+        marker = begun / str(os.getpid())
+        if not marker.exists():
+            marker.touch()
             while len(list(begun.iterdir())) < self.crew:
                 time.sleep(0.5)
         time.sleep(self.seconds * len(cells))
@@ -118,7 +118,7 @@ def cells_of(count: int, folder: Path) -> tuple[SweepFile, list[Cell]]:
 
 
 def runs_of(database: Path) -> dict[str, bool]:
-    """Return the cells that MLflow has a finished run of, and whether the run's parent is in the same experiment."""
+    """Return the cells with a finished run in MLflow, each with whether the run's parent is in the same experiment."""
     query = """
         SELECT cell.value, parent.experiment_id = runs.experiment_id FROM runs
         JOIN tags AS cell ON cell.run_uuid = runs.run_uuid AND cell.key = 'mlmclm.cell'
@@ -132,8 +132,8 @@ def runs_of(database: Path) -> dict[str, bool]:
 
 def daemons() -> dict[str, float]:
     """Return the CPU seconds of Ray's head service and of its node daemon, which this process has started."""
-    own = psutil.Process().children(recursive=True)
-    return {each.name(): sum(each.cpu_times()[:2]) for each in own if each.name() in ("gcs_server", "raylet")}
+    family = psutil.Process().children(recursive=True)
+    return {child.name(): sum(child.cpu_times()[:2]) for child in family if child.name() in ("gcs_server", "raylet")}
 
 
 def unshared_mib(process: psutil.Process) -> float:
@@ -143,7 +143,7 @@ def unshared_mib(process: psutil.Process) -> float:
 
 @contextmanager
 def looked_at(beside: int) -> Iterator[None]:
-    """Let Tune's loop wait for so many calls that don't end, and the session have as many placement groups, inside the block."""
+    """Inside the block, let Tune's loop wait for `beside` calls that don't end, and the session have as many placement groups."""
     import ray
     from ray.air.execution._internal.event_manager import RayEventManager
     from ray.util.placement_group import placement_group
@@ -172,7 +172,7 @@ def looked_at(beside: int) -> Iterator[None]:
 
 
 def steady(count: int, workers: int, seconds: float, beside: int = 0) -> dict[str, Any]:
-    """Run a sweep; return what it needs from when all workers compute until one has nothing left to take."""
+    """Run a sweep; return its costs from when all workers compute until one runs out of cells."""
     marks: list[dict[str, float]] = []
     memory: list[float] = []
     first, last = workers, count - workers
@@ -182,9 +182,9 @@ def steady(count: int, workers: int, seconds: float, beside: int = 0) -> dict[st
         if len(done) in (first, last):
             marks.append({"seconds": time.perf_counter(), "driver": time.process_time(), **daemons()})
         if len(done) == last:
-            own = psutil.Process().children(recursive=True)
-            names = {each: "".join(each.cmdline()[:1]) for each in own}
-            actors = [each for each in own if names[each].startswith("ray::") and "Agent" not in names[each]]
+            family = psutil.Process().children(recursive=True)
+            names = {child: "".join(child.cmdline()[:1]) for child in family}
+            actors = [child for child in family if names[child].startswith("ray::") and "Agent" not in names[child]]
             memory.extend(map(unshared_mib, actors[:8]))
 
     done: list[None] = []
@@ -205,18 +205,18 @@ def steady(count: int, workers: int, seconds: float, beside: int = 0) -> dict[st
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measure, and write the section of RESULTS.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", type=int, default=15_120)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--beside", type=int, default=0)
-    given = parser.parse_args()
-    count, workers = given.cells, given.workers
-    if given.runs is not None:
-        with given.runs.open("a") as file:
-            file.write(json.dumps(run := steady(count, workers, given.seconds, given.beside)) + "\n")
+    flags = parser.parse_args()
+    count, workers = flags.cells, flags.workers
+    if flags.runs is not None:
+        with flags.runs.open("a") as file:
+            file.write(json.dumps(run := steady(count, workers, flags.seconds, flags.beside)) + "\n")
         print(run)
         return
     with tempfile.TemporaryDirectory() as temporary:

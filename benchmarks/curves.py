@@ -38,7 +38,7 @@ TASKS: list[str] = PROBE["tasks"]  # type: ignore[assignment]
 
 
 def study(size: str, steps: int, space: Path) -> tuple[dict[str, object], dict[tuple[str, int], str]]:
-    """The study file, and the name of each (recipe, steps)."""
+    """Return the content of the study file, and the model's name by (recipe, steps)."""
     from mlmclm.plans.names import format_steps
 
     names = {
@@ -94,7 +94,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=2, help="Fine-tuning runs of each learning rate.")] = 5,
     store: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("store-curves"),
 ) -> None:
-    """Runs the study, draws the figure and writes the section of RESULTS.md."""
+    """Run the study, draw the figure, and write the section of RESULTS.md."""
     store.mkdir(parents=True, exist_ok=True)
     file, space = store / "curves.yaml", store / "probe.yaml"
     content, names = study(size, steps, space)

@@ -1,7 +1,7 @@
-"""False claims and coverage where runs diverge:  python -m benchmarks.diverging_runs [--studies N]
+"""False claims and coverage in studies with diverging runs:  python -m benchmarks.diverging_runs [--studies N]
 
-Models are equally good: runs that learn score the same. How many diverge is another quantity, with an exact test of its own
-(`failures.csv`). Its table is a section of RESULTS.md.
+Models are equally good: their runs that learn have equal expected scores. The number of diverged runs is another quantity,
+with its own exact test (`failures.csv`). Its table is a section of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEST = 3
 """The place of the best rate."""
 TASKS = ("task-0", "task-1", "task-2")
 LEVEL = 0.7
-"""The expected score of all models at the best rate, of runs that learn."""
+"""The expected score, at the best rate, of runs that learn; it is the same for all models."""
 NOISE, CORRELATION = 0.01, 0.5
 """Standard deviation of a run, and the correlation of its validation and test score."""
 Shares = tuple[float, ...]
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     Attributes:
         title: which runs diverge.
         models: the shares of each model.
-        step: by how much the next rates are lower than the best one, in points; those beyond them by as much again.
+        step: the loss in points for each step away from the best rate.
     """
 
     title: str
@@ -75,9 +75,9 @@ KINDS = [
 def drawn(shares: Shares, seeds: int, step: float, number: int, draws: np.random.Generator) -> tuple[Array, Array]:
     """Draw validation and test scores around 0, [2, number, R, S], and which runs diverge, [number, R, S]."""
     shape = (number, len(RATES), seeds)
-    common, *own = draws.standard_normal((3, *shape))
+    common, *rest = draws.standard_normal((3, *shape))
     curve = -step / 100 * abs(np.arange(len(RATES)) - BEST)
-    scores = [np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * each for each in own]
+    scores = [np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * side for side in rest]
     return curve[:, None] + NOISE * np.stack(scores), draws.random(shape) < np.asarray(shares)[:, None]
 
 
@@ -94,11 +94,11 @@ def counted(kind: Kind, number: int) -> Counts:
                 (rate, seed): None if diverged[place, row, seed] else (float(both[0, place, row, seed]), float(both[1, place, row, seed]))
                 for row, rate in enumerate(RATES) for seed in range(kind.seeds)
             }  # fmt: skip
-            results += [result(name, task, *place, own) for place, own in scores.items()]
+            results += [result(name, task, *place, pair) for place, pair in scores.items()]
     grid = Grid(names, TASKS, RATES, tuple(range(kind.seeds)))
-    found = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
-    rows = records(found.comparisons)
-    scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(found.best)]
+    analysis = analyse(results, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)), grid=grid)
+    rows = records(analysis.comparisons)
+    scored = [row["score_low"] <= LEVEL <= row["score_high"] for row in records(analysis.best)]
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         (sum(scored), len(scored)),
@@ -119,11 +119,11 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 2
         "scores covered | differences covered | mean differences covered |",
         f"{'|---' * 8}|",
     ]
-    for kind, found in counts_of(KINDS, counted, studies):
+    for kind, counts in counts_of(KINDS, counted, studies):
         row = [
             kind.title, f"{kind.step:g}", str(kind.seeds),
-            f"{sum(each.claims for each in found)} of {studies}",
-            *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
+            f"{sum(count.claims for count in counts)} of {studies}",
+            *(share([getattr(count, name) for count in counts]) for name in ("scores", "tasks", "means")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(row)} |")
         print(lines[-1], flush=True)

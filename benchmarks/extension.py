@@ -2,7 +2,7 @@
 
 Models are pretrained on blocks of 128 tokens and extended to 1,024, with the RoPE base of their pretraining and with Ettin's
 larger one (arXiv 2507.11412). FOLDER holds enwiki2015/ as Parquet. The exported models are loaded by transformers; their
-loss on held-out blocks of 1,024 tokens, before and after, is averaged by the position of the predicted token.
+loss on held-out blocks of 1,024 tokens, before and after the extension, is averaged for each position of the predicted token.
 
 The masked models are then fine-tuned to find an article by 24 words that were cut out of it, between its 350th and 450th word
 (an inverse cloze task, Lee et al., arXiv 1906.00300): a model that reads 128 tokens never sees what stood around them.
@@ -40,7 +40,7 @@ BASES = {"same base, 10,000": None, "base 160,000": 160_000}
 PARTS = ((0, 128), (128, 512), (512, 1024))
 BLOCKS, RATIO = 48, 0.3
 BIN = 64
-"""Positions that a point of the figure is a mean of."""
+"""Number of positions that a point of the figure averages."""
 FIGURE = Path(__file__).with_name("extension.png")
 WORDS, QUERY, CUT = 520, 24, (350, 450)
 """Words of a document and of a query, and where in the document a query is cut out."""
@@ -105,13 +105,13 @@ def losses(folder: Path, blocks: np.ndarray, *, causal: bool, mask: int) -> tupl
     hidden = torch.rand(blocks.shape, generator=torch.Generator().manual_seed(0)) < RATIO
     for row, hides in zip(torch.from_numpy(blocks), hidden, strict=True):
         if causal:
-            found = functional.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="none")
+            values = functional.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="none")
             positions = np.arange(1, len(row))
         else:
             logits = model(torch.where(hides, mask, row)[None]).logits[0]
-            found = functional.cross_entropy(logits[hides], row[hides], reduction="none")
+            values = functional.cross_entropy(logits[hides], row[hides], reduction="none")
             positions = np.flatnonzero(hides.numpy())
-        sums[positions] += found.numpy()
+        sums[positions] += values.numpy()
         counts[positions] += 1
     return sums, counts
 
@@ -122,19 +122,19 @@ def mean(loss: tuple[np.ndarray, np.ndarray], first: int, last: int) -> float:
     return float(sums[first:last].sum() / counts[first:last].sum())
 
 
-def draw(found: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]], articles: pd.DataFrame) -> None:
+def draw(losses_by_model: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]], articles: pd.DataFrame) -> None:
     """Draw a panel of losses for each objective, and one of retrieval with its 95 % intervals."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    objectives = list(dict.fromkeys(objective for objective, _ in found))
+    objectives = list(dict.fromkeys(objective for objective, _ in losses_by_model))
     figure, axes = plt.subplots(1, len(objectives) + 1, figsize=(15, 3.8))
     firsts = np.arange(0, LONG, BIN)
     for axis, objective in zip(axes, objectives, strict=False):
-        for (own, way), loss in found.items():
-            if own == objective:
+        for (trained, way), loss in losses_by_model.items():
+            if trained == objective:
                 line = [mean(loss, first, first + BIN) for first in firsts.tolist()]
                 axis.plot(firsts + BIN / 2, line, label=way, linestyle=":" if way == "before" else "-")
         axis.axvline(SHORT, color="gray", linewidth=0.8)
@@ -170,8 +170,8 @@ def write_retrieval(folder: Path, articles: Path) -> None:
         "qrels": [{"query-id": name, "corpus-id": name, "score": 1} for name in names],
     }
     (folder / "cut_out").mkdir()
-    for part, own in parts.items():
-        pq.write_table(pa.Table.from_pylist(own), folder / "cut_out" / f"{part}.parquet")
+    for part, lines in parts.items():
+        pq.write_table(pa.Table.from_pylist(lines), folder / "cut_out" / f"{part}.parquet")
     (folder / "cut_out.yaml").write_text(yaml.safe_dump(TASK), encoding="utf-8")
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE), encoding="utf-8")
 
@@ -193,7 +193,7 @@ def retrieval(folder: Path, models: Mapping[str, Path], short: Sequence[str], st
 
 
 def main() -> None:
-    """Trains, measures and writes."""
+    """Train, measure, and write the section of RESULTS.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=2000, help="steps of 32 x 128 tokens before the extension")
@@ -206,18 +206,8 @@ def main() -> None:
         folders: dict[tuple[str, str], Path] = {}
         for number, (title, base) in enumerate(BASES.items()):
             file, models = study(place, f"extension{number}", base, steps)
-            command = [
-                sys.executable,
-                "-m",
-                "mlmclm",
-                "pretrain",
-                str(file),
-                "--store",
-                str(store),
-                "--data",
-                str(options.data),
-            ]
-            subprocess.run(command, check=True)
+            words = ("pretrain", file, "--store", store, "--data", options.data)
+            subprocess.run([sys.executable, "-m", "mlmclm", *map(str, words)], check=True)
             folders |= {
                 (title, model): (store / "studies" / file.stem / "models" / model).resolve() for model in models
             }
@@ -237,15 +227,15 @@ def main() -> None:
         write_retrieval(place, options.data / "enwiki2015" / "train.parquet")
         short = ("before", "base-160k-128")
         articles = retrieval(place, encoders, short, store)
-        found: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
+        losses_by_model: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
         for objective in ("clm", "mlm30"):
             before, after = (f"2m-{objective}-{format_steps(end)}" for end in (steps, steps + steps // 5))
             ways = {"before": folders[next(iter(BASES)), before], **{title: folders[title, after] for title in BASES}}
             for way, folder in ways.items():
                 loss = losses(folder, blocks, causal=objective == "clm", mask=mask)
-                found[objective, way] = loss
+                losses_by_model[objective, way] = loss
                 rows.append(f"| {objective} | {way} | {' | '.join(f'{mean(loss, *part):.3f}' for part in PARTS)} |")
-    draw(found, articles)
+    draw(losses_by_model, articles)
     heads = " | ".join(f"{first}-{last - 1}" for first, last in PARTS)
     lines = [
         f"Command: `python -m benchmarks.extension --data FOLDER --steps {steps}`. Machine: {machine()}.",

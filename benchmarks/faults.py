@@ -1,4 +1,4 @@
-"""Work under faults, held against the same without any:  python -m benchmarks.faults [--faults 60 | --study 300 | --nodes | --ends | --all]
+"""Work under faults, compared with the same work without any:  python -m benchmarks.faults [--faults 60 | --study 300 | --nodes | --ends | --all]
 
 `storage_faults` writes the table of an object store's faults, `--study` that of a whole study whose store is on a bucket
 that fails (`study_on_a_bucket`), `--nodes` that of nodes that are lost, replaced, late or cut off, `--ends` that of the
@@ -44,7 +44,7 @@ DISK_MB = 400
 FAULTS, OUTAGE = 60, 300.0
 """Faults of a sweep, and seconds of each outage of a study, with `--all`."""
 SECONDS_UNTIL_HUNG = 20.0
-"""In place of two minutes, so that the benchmark ends today."""
+"""In place of two minutes, so that the benchmark takes less time."""
 DRIVER = f"""
 import sys
 from mlmclm.sweeps import sweep_trials
@@ -88,9 +88,9 @@ def make_place(place: Path, *, hidden: int = 32, **space: Any) -> Path:
 
 def results_in(store: Path) -> dict[str, dict[str, Any]]:
     """Return the results of a store by key, without their costs."""
-    found = [json.loads(path.read_text()) for path in (store / "cells").glob("*/*.json")]
+    results = [json.loads(path.read_text()) for path in (store / "cells").glob("*/*.json")]
     without = ("cost", "checksum")
-    return {result["key"]: {name: value for name, value in result.items() if name not in without} for result in found}
+    return {result["key"]: {name: value for name, value in result.items() if name not in without} for result in results}
 
 
 def sweep_command(file: Path, store: Path) -> list[str]:
@@ -150,16 +150,16 @@ class Disturbed:
     def workers(self) -> list[psutil.Process]:
         """Return the processes that are computing a cell."""
         raylets = [process for node in self.raylets.list_all_nodes() for process in processes_of(node)]
-        found = []
+        computing = []
         for raylet in raylets:
             for process in raylet.children(recursive=True):
                 try:
                     title = " ".join(process.cmdline())
                     if title.startswith("ray::") and "/lr" in title and process.status() != psutil.STATUS_STOPPED:
-                        found.append(process)
+                        computing.append(process)
                 except psutil.Error:
                     continue
-        return found
+        return computing
 
     def signal_worker(self, number: int) -> bool:
         """Send a signal to a random worker that computes; return whether there was one."""
@@ -194,7 +194,7 @@ class Disturbed:
         return True
 
     def fill_disk(self) -> bool:
-        """Fill the store's disk until the sweep has met that, at most half a minute; then make room again."""
+        """Fill the store's disk until the driver ends, for at most half a minute; then free it again."""
         if not self.own_disk:
             return False
         filler = self.store.parent / "filler"
@@ -212,7 +212,7 @@ class Disturbed:
         return True
 
     def run(self, wanted: int, cells: int) -> None:
-        """Cause faults, one after another, until there are so many and all cells have a result."""
+        """Cause faults one after another, until there are `wanted` and all cells have a result."""
         causes: dict[str, Callable[[], bool]] = {
             "worker killed": lambda: self.signal_worker(signal.SIGKILL),
             "worker stopped": lambda: self.signal_worker(signal.SIGSTOP),
@@ -223,28 +223,28 @@ class Disturbed:
         }
         order = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
         random.shuffle(order)
-        turn, there, since = 0, 0, time.monotonic()
+        turn, last_count, last_time = 0, 0, time.monotonic()
         while True:
             code = self.driver.poll()
             if code == 0:
                 return
             if code is not None:
-                self.driver, since = self.start_driver(), time.monotonic()
+                self.driver, last_time = self.start_driver(), time.monotonic()
             count = len(list((self.store / "cells").glob("*/*.json")))
-            # A fault for every cell or so: each must hit a sweep that is under way, and leave it time to go on.
+            # About one fault for each cell: each must hit a running sweep, and leave it time to make progress.
             room = (cells - count) / max(1, wanted - self.faults.total())
-            due = count - there >= min(2.0, 0.8 * room) or time.monotonic() > since + 45
+            due = count - last_count >= min(2.0, 0.8 * room) or time.monotonic() > last_time + 45
             if self.faults.total() < wanted and count < cells and due and self.workers():
                 name = order[turn % len(order)]
                 turn += 1
                 if causes[name]():
                     self.faults[name] += 1
-                    there, since = count, time.monotonic()
+                    last_count, last_time = count, time.monotonic()
                     print(f"{self.faults.total()}: {name} ({count} of {cells} cells)", file=sys.stderr, flush=True)
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End what was started here."""
+        """End the driver and the server."""
         if self.driver.poll() is None:
             self.kill_driver()
         self.kill_server()
@@ -258,15 +258,15 @@ def processes_of(node: Any) -> list[psutil.Process]:
 
 @contextmanager
 def own_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small disk for the block; yields False if the system doesn't let us."""
+    """Mount a small disk for the block; yield False if the system does not allow it."""
     folder.mkdir()
-    made = subprocess.run(
+    code = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)], capture_output=True, check=False
     ).returncode
     try:
-        yield made == 0
+        yield code == 0
     finally:
-        if made == 0:
+        if code == 0:
             subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
@@ -276,14 +276,14 @@ def runs_of(address: str) -> Counter[str]:
 
     client = MlflowClient(address)
     experiment = client.get_experiment_by_name("faults")
-    found, token = Counter[str](), None
+    runs, token = Counter[str](), None
     while experiment is not None:
         page = client.search_runs([experiment.experiment_id], OF_CELLS, max_results=1000, page_token=token)
-        found.update(run.data.tags["mlmclm.cell"] for run in page)
+        runs.update(run.data.tags["mlmclm.cell"] for run in page)
         token = page.token
         if not token:
             break
-    return found
+    return runs
 
 
 def main() -> None:
@@ -298,17 +298,17 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help=f"all tables, with {FAULTS} faults and outages of {OUTAGE:.0f} s: some hours"
     )
-    given = parser.parse_args()
-    faults, outage = given.faults or (FAULTS if given.all else 0), given.study or (OUTAGE if given.all else 0.0)
-    if given.all or not (faults or outage or given.nodes or given.ends):
+    options = parser.parse_args()
+    faults, outage = options.faults or (FAULTS if options.all else 0), options.study or (OUTAGE if options.all else 0.0)
+    if options.all or not (faults or outage or options.nodes or options.ends):
         storage_faults.measure()
     if faults:
         disturb_sweep(faults)
     if outage:
         study_on_a_bucket.write(outage)
-    if given.all or given.nodes:
+    if options.all or options.nodes:
         node_faults.measure()
-    if given.all or given.ends:
+    if options.all or options.ends:
         node_faults.measure_ends()
 
 
@@ -336,7 +336,7 @@ def disturb_sweep(wanted: int) -> None:
             disturbed = Disturbed(file, store, raylets, session.address, place / "tracking", own_disk=mounted)
             try:
                 disturbed.run(wanted, len(calm))
-                seconds, found = time.perf_counter() - began, results_in(store)
+                seconds, results = time.perf_counter() - began, results_in(store)
                 runs = runs_of(f"http://127.0.0.1:{disturbed.port}")
             finally:
                 disturbed.close()
@@ -347,7 +347,7 @@ def disturb_sweep(wanted: int) -> None:
             for path in (store / "cells").glob("*/*.json")
             for failure in json.loads(path.read_text())["cost"].get("retried_after", ())
         )
-        assert found == calm, "the results differ"
+        assert results == calm, "the results differ"
         assert runs == Counter(dict.fromkeys(calm, 1)), "MLflow lacks runs or has too many"
     lines = [
         f"Command: `python -m benchmarks.faults --faults {wanted}`. Machine: {machine()}; three raylets, two workers.",

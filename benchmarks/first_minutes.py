@@ -1,7 +1,7 @@
 """CPU seconds of the quickstart in an empty store, by its parts:  python -m benchmarks.first_minutes [--beside OTHER/.venv/bin/mlmclm]
 
-The processes of Ray, MLflow and the sweep are counted too. Their times are read twice a second, so what a process computes between the
-last reading and its end is missed: 0.2 % beside the kernel's own account of a cgroup. A second command, such as an earlier version's,
+The processes of Ray, MLflow and the sweep are counted too. Their times are read twice a second, so the time of a process between the last
+reading and its end is missed: 0.2 % of what the kernel counts for a cgroup. A second command, such as an earlier version's,
 runs after the first.
 """
 
@@ -22,16 +22,16 @@ import typer
 from benchmarks.results import machine, write_section
 
 PARTS = {"text, tokenizer, tasks": "", "pretraining": "Ray: starting", "fine-tuning and report": "fine-tuning: "}
-"""Name of a part, and how the line begins with which the command says that it has come to it."""
+"""Name of a part -> beginning of the line that the command prints when the part starts."""
 ADOPT_ORPHANS = 36
 """Linux's PR_SET_CHILD_SUBREAPER: Ray's daemons leave their parents, and become this process's children."""
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def measure(command: str) -> dict[str, float]:
-    """Runs the quickstart; the CPU seconds of each part."""
+    """Run the quickstart; return the CPU seconds of each part."""
     spent = dict.fromkeys(PARTS, 0.0)
-    known: dict[tuple[int, float], float] = {}
+    last: dict[tuple[int, float], float] = {}
     part = next(iter(PARTS))
     with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as store:
         words = [command, "study", "quickstart", "--store", store]
@@ -50,27 +50,27 @@ def measure(command: str) -> dict[str, float]:
                     except psutil.NoSuchProcess:
                         continue
                     total = times.user + times.system
-                    spent[part] += total - known.get(key, 0.0)
-                    known[key] = total
+                    spent[part] += total - last.get(key, 0.0)
+                    last[key] = total
                 time.sleep(SECONDS_BETWEEN_LOOKS)
     assert study.returncode == 0, f"{command} ended with exit code {study.returncode}"
     return spent
 
 
 def main(beside: Annotated[str | None, typer.Option(help="Another mlmclm command to measure too.")] = None) -> None:
-    """Measures and writes the section of RESULTS.md."""
+    """Measure, and write the section of RESULTS.md."""
     ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)
-    found = {"this": measure(str(Path(sys.executable).with_name("mlmclm")))}
+    seconds = {"this": measure(str(Path(sys.executable).with_name("mlmclm")))}
     if beside is not None:
-        found["beside"] = measure(beside)
+        seconds["beside"] = measure(beside)
     lines = [
         f"Command: `python -m benchmarks.first_minutes{' --beside OTHER' if beside else ''}`. Machine: {machine()}.",
         "CPU seconds of `mlmclm study quickstart` in an empty store, with all processes that it starts.",
         "",
-        "| part | " + " | ".join(found) + " |",
-        "|---|" + "---|" * len(found),
-        *(f"| {part} | " + " | ".join(f"{each[part]:.0f}" for each in found.values()) + " |" for part in PARTS),
-        "| all | " + " | ".join(f"{sum(each.values()):.0f}" for each in found.values()) + " |",
+        "| part | " + " | ".join(seconds) + " |",
+        "|---|" + "---|" * len(seconds),
+        *(f"| {part} | " + " | ".join(f"{spent[part]:.0f}" for spent in seconds.values()) + " |" for part in PARTS),
+        "| all | " + " | ".join(f"{sum(spent.values()):.0f}" for spent in seconds.values()) + " |",
     ]
     write_section("The first minutes", lines)
 

@@ -1,4 +1,4 @@
-"""The first thing to run on a GPU: is it right, and how fast beside its peers?
+"""The first thing to run on a GPU: are the results right, and how fast are the backends and their peers?
 
     python -m benchmarks.gpu --data FOLDER              all parts, on the GPU if there is one
     python -m benchmarks.gpu pretraining --size 210m    one part; each is meant to take less than eight minutes
@@ -9,7 +9,7 @@
     fitting                      the search for the micro-batch that fits into the GPU's memory
     sweep, actors, processes     cells an hour beside Trainer, in Ray actors and in a process each (`benchmarks.cells`)
 
-`reference` in fp32 is what all backends are held against, itself in bf16 too: a backend is right where it is no further away than that.
+All backends are compared with `reference` in fp32, and so is `reference` in bf16: a backend is right if it is no further away than that.
 Weights and tokens are random, except those of cells: FOLDER is that of `benchmarks.cells`, which keeps what is measured, so that an
 interrupted part goes on. On a CPU cells are a trial of a few steps. A part writes its table to `benchmarks/RESULTS.md` with --write.
 """
@@ -48,7 +48,7 @@ AT_ONCE = 4
 
 
 class Work(NamedTuple):
-    """A step forward and backward, and what it is about."""
+    """A forward and backward step of a model."""
 
     title: str
     model: nn.Module
@@ -59,7 +59,7 @@ class Work(NamedTuple):
 
 @contextmanager
 def chosen(name: str) -> Iterator[None]:
-    """Has this process compute with a backend for a while."""
+    """Let this process compute with a backend inside the block."""
     before = os.environ.get(BACKEND)
     os.environ[BACKEND] = name
     try:
@@ -88,7 +88,7 @@ def pretraining(size: str, length: int, batch: int, device: torch.device) -> Ite
     ids = torch.randint(4, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1)).to(device)
     hidden = torch.rand(batch, length, generator=torch.Generator().manual_seed(2)).to(device) < 0.4
     for title, labels, causal in (("mlm40", torch.where(hidden, ids, -100), False), ("clm", ids, True)):
-        # A model of its own for each precision: `PretrainingModel` takes over the one that it is given.
+        # One model for each precision, since `PretrainingModel` changes the model that it gets.
         ways = {
             bf16: PretrainingModel(random_model(size, length).to(device), precision="bf16-autocast" if bf16 else "fp32")
             for bf16 in (True, False)
@@ -127,8 +127,8 @@ def gradients(work: Work, *, bf16: bool) -> tuple[float, Tensor]:
     work.model.zero_grad()
     loss = work.loss(bf16)
     loss.backward()
-    found = [p.grad.double().cpu().flatten() for p in work.model.parameters() if p.grad is not None]
-    return float(loss), torch.cat(found)
+    parts = [p.grad.double().cpu().flatten() for p in work.model.parameters() if p.grad is not None]
+    return float(loss), torch.cat(parts)
 
 
 def speed(work: Work, device: torch.device) -> float:
@@ -152,11 +152,11 @@ def rows(work: Work, device: torch.device) -> Iterator[str]:
     for name in backends_of(device):
         with chosen(name):
             rate = speed(work, device)
-            apart = {}
+            by_precision = {}
             for bf16 in (False, True):
-                loss, found = gradients(work, bf16=bf16)
-                apart[bf16] = abs(loss / exact_loss - 1), float((found - exact).norm() / exact.norm())
-        distances = " | ".join(f"{loss:.1e} | {gradient:.1e}" for loss, gradient in apart.values())
+                loss, vector = gradients(work, bf16=bf16)
+                by_precision[bf16] = abs(loss / exact_loss - 1), float((vector - exact).norm() / exact.norm())
+        distances = " | ".join(f"{loss:.1e} | {gradient:.1e}" for loss, gradient in by_precision.values())
         yield f"| {work.title} | {name} | {distances} | {rate:,.0f} |"
 
 

@@ -22,7 +22,7 @@ WIDE, NARROW = 8192, 64
 
 
 def make_study(place: Path, recipe: dict[str, Any], **changes: Any) -> Path:
-    """Write the tests' study with one worker that repeats its bits, and these changes of its recipe; return its file."""
+    """Write the tests' study with one deterministic worker and these changes of its recipe; return its file."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from small_study import write_study
 
@@ -37,8 +37,8 @@ def make_study(place: Path, recipe: dict[str, Any], **changes: Any) -> Path:
 
 
 def run(command: str, file: Path, store: Path) -> tuple[float, str]:
-    """Run `mlmclm COMMAND` in a process of its own; return its seconds and what it says."""
-    import small_study  # where `make_study` finds it
+    """Run `mlmclm COMMAND` in its own process; return its seconds and its output."""
+    import small_study  # `make_study` has put its folder on sys.path
 
     began = time.perf_counter()
     words = (command, file, "--data", file.parent / "data", "--store", store)
@@ -72,7 +72,7 @@ def twice(title: str, write: bool) -> None:
 
 
 def fitting(title: str, size: str, write: bool, *, gpu: bool) -> None:
-    """Train a few steps whose share does not fit into a GPU at once, and tell what was found to fit."""
+    """Train a few steps whose batch does not fit into a GPU at once, and print the micro-batch that the search chose."""
     batch = WIDE if gpu else NARROW
     recipe = {
         "batch": batch, "warmup_steps": 1, "decay_steps": 1, "checkpoint_every": 100, "evaluate_every": 100, "deterministic": False,
@@ -82,9 +82,9 @@ def fitting(title: str, size: str, write: bool, *, gpu: bool) -> None:
         store = Path(temporary) / "store"
         seconds, said = run("pretrain", file, store)
         (state,) = store.glob("states/*/state.json")
-        found = json.loads(state.read_text())["system"]["micro_batch"]
+        micro_batch = json.loads(state.read_text())["system"]["micro_batch"]
     line = (
-        f"`python -m benchmarks.gpu fitting` on {title}: a worker trains {size} on {batch:,} sequences of 32 tokens a step, and takes {found:,} at "
+        f"`python -m benchmarks.gpu fitting` on {title}: a worker trains {size} on {batch:,} sequences of 32 tokens a step, and takes {micro_batch:,} at "
         f"once; {said.count('at once don')} larger numbers were tried and did not fit. {seconds:.0f} s for 4 steps, from Ray's start on."
     )
     print(line, flush=True)

@@ -1,7 +1,7 @@
 """False claims and coverage of studies whose grids add learning rates:  python -m benchmarks.growing_grids [--studies N]
 
-Equal models are tried at three listed rates on three tasks, and at no more than three further ones at each end, as a sweep with `extend:
-true` plans them. Beside it, each model extends its grid by itself, which is what models of separately published parts do. The true
+Equal models are tried on three tasks at three listed rates, and at up to three further ones at each end, as a sweep with `extend:
+true` plans them. In other studies each model extends its grid by itself, like models of separately published parts. The true
 difference of any two models is 0. Its table is a section of RESULTS.md.
 """
 
@@ -78,15 +78,15 @@ def swept(kind: Kind, noise: Array) -> tuple[list[dict[tuple[float, Seed], float
     added: tuple[float, ...] = ()
     while True:
         tried = (*listed, *added)
-        for own, its in zip(scores, noise, strict=True):
+        for by_cell, deviations in zip(scores, noise, strict=True):
             for rate in tried:
                 for seed in seeds:
                     place = RATES.index(rate)
-                    own[rate, seed] = float(CURVES[kind.curve][place] + its[place, seed])
-        found = extension(scores, listed, lower, higher, seeds, rule=kind.rule).added
-        if len(found) == len(added):
+                    by_cell[rate, seed] = float(CURVES[kind.curve][place] + deviations[place, seed])
+        extended = extension(scores, listed, lower, higher, seeds, rule=kind.rule).added
+        if len(extended) == len(added):
             return scores, added
-        added = found
+        added = extended
 
 
 def counted(kind: Kind, number: int) -> Counts:
@@ -96,22 +96,22 @@ def counted(kind: Kind, number: int) -> Counts:
     results: list[Record] = []
     added: dict[tuple[str, str, str], tuple[float, ...]] = {}
     for task in TASKS:
-        common, *own = draws.standard_normal((3, kind.models, len(RATES), kind.seeds))
-        validation, test = (NOISE * (np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * each) for each in own)
+        common, *rest = draws.standard_normal((3, kind.models, len(RATES), kind.seeds))
+        validation, test = (NOISE * (np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * side) for side in rest)
         groups = [[place] for place in range(kind.models)] if kind.alone else [list(range(kind.models))]
         for group in groups:
             scores, later = swept(kind, validation[group])
-            for place, its in zip(group, scores, strict=True):
+            for place, by_cell in zip(group, scores, strict=True):
                 added |= {(names[place], task, ""): later} if later else {}
                 tested = CURVES[kind.curve][:, None] + test[place]
                 results += [
                     result(names[place], task, rate, seed, (score, float(tested[RATES.index(rate), seed])))
-                    for (rate, seed), score in its.items()
+                    for (rate, seed), score in by_cell.items()
                     if score is not None
                 ]
     grid = Grid(names, TASKS, RATES[LISTED], tuple(range(kind.seeds)), added=added)
-    found = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
-    rows = records(found.comparisons)
+    analysis = analyse(results, grid=grid, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    rows = records(analysis.comparisons)
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         covering_zero(rows, "task"),
@@ -131,14 +131,14 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "differences covered | mean differences covered | rates added to a model and task |",
         f"{'|---' * 10}|",
     ]
-    for kind, found in counts_of(KINDS, counted, studies):
+    for kind, counts in counts_of(KINDS, counted, studies):
         row = [
             kind.curve, str(kind.seeds), str(kind.models), kind.rule,
             "for each model" if kind.alone else "for all models",
-            f"{sum(each.claims for each in found)} of {studies}",
-            share([own.tasks for own in found]),
-            share([own.means for own in found]),
-            f"{np.mean([own.added for own in found]) / kind.models / len(TASKS):.1f}",
+            f"{sum(count.claims for count in counts)} of {studies}",
+            share([count.tasks for count in counts]),
+            share([count.means for count in counts]),
+            f"{np.mean([count.added for count in counts]) / kind.models / len(TASKS):.1f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(row)} |")
         print(lines[-1], flush=True)

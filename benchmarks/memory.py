@@ -29,7 +29,7 @@ from mlmclm.plans.stages import fingerprint, make_plan
 SIZE = "210m"
 WORKERS = 2
 STEPS = 13
-"""The workers say their memory after ten steps and at the end."""
+"""The workers report their memory after ten steps and at the end."""
 ROWS, LENGTH = 2, 64
 """Sequences of a worker and tokens of a sequence: activations should be small beside weights."""
 
@@ -41,7 +41,7 @@ def predicted(stage: int, count: int) -> float:
 
 
 def set_back_peaks() -> None:
-    """Has this machine's training workers count their largest resident memory anew."""
+    """Reset the peak of the resident memory of this machine's training workers."""
     for process in psutil.Process().children(recursive=True):
         if "RayTrainWorker" in " ".join(process.cmdline()):
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 
 
 def measure(size: str, stage: int, folder: Path) -> Measured:
-    """Trains under a ZeRO stage."""
+    """Train with a ZeRO stage."""
     prepared = corpus(folder, length=LENGTH)
     recipe = Recipe(
         block_length=LENGTH, batch=ROWS * WORKERS, peak_learning_rate=1e-4, warmup_steps=1, decay_steps=1, workers=WORKERS,
@@ -82,7 +82,7 @@ def measure(size: str, stage: int, folder: Path) -> Measured:
 
 
 def main() -> None:
-    """Measures each stage and writes the section of RESULTS.md."""
+    """Measure each stage, and write the section of RESULTS.md."""
     os.environ.update(worker_environment())
     count = parameters(SIZES[SIZE], VOCABULARY) + VOCABULARY * SIZES[SIZE].hidden
     little = parameters(SIZES["1m"], VOCABULARY) + VOCABULARY * SIZES["1m"].hidden
@@ -105,11 +105,11 @@ def main() -> None:
     ]
     for stage in range(4):
         with tempfile.TemporaryDirectory(prefix="mlmclm-benchmark-") as place:
-            found = measure(SIZE, stage, Path(place))
-        print(f"ZeRO {stage}: {' and '.join(f'{peak / 2**30:.2f}' for peak in found.peaks)} GiB", flush=True)
+            measured = measure(SIZE, stage, Path(place))
+        print(f"ZeRO {stage}: {' and '.join(f'{peak / 2**30:.2f}' for peak in measured.peaks)} GiB", flush=True)
         formula = predicted(stage, count)
-        cells = (f"{(peak - besides) / 2**30:.2f} | {(peak - besides) / formula:.2f}" for peak in found.peaks)
-        lines.append(f"| {stage} | {formula / 2**30:.2f} | {' | '.join(cells)} | {found.step:.2f} |")
+        cells = (f"{(peak - besides) / 2**30:.2f} | {(peak - besides) / formula:.2f}" for peak in measured.peaks)
+        lines.append(f"| {stage} | {formula / 2**30:.2f} | {' | '.join(cells)} | {measured.step:.2f} |")
     write_section("Memory of pretraining", lines)
 
 

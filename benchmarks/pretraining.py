@@ -177,8 +177,8 @@ def profile(folder: Path, objective: str) -> list[tuple[str, float]]:
     for event in profiler.key_averages():
         kind = event.key if event.key in (ATTENTION, WEIGHTS, LOGITS, LOOPS) else kinds.get(event.key, "other")
         times[kind] = times.get(kind, 0.0) + event.self_cpu_time_total
-    whole = sum(times.values())
-    return sorted(((kind, part / whole) for kind, part in times.items()), key=lambda item: -item[1])
+    total = sum(times.values())
+    return sorted(((kind, part / total) for kind, part in times.items()), key=lambda item: -item[1])
 
 
 def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
@@ -208,19 +208,19 @@ class Measured(NamedTuple):
     """The measurements of one objective."""
 
     steps: dict[str, list[list[float]]]
-    """Seconds of the steps that count, of each way, in each round."""
+    """Seconds of the steps after warm-up, by way and round."""
     wait: float
     """Share of a step that two workers spend waiting for data, the median of the rounds."""
     peak: float
     """FLOP/s of the best matrix product."""
 
     def speeds(self, of: Callable[[list[float]], float]) -> dict[str, list[float]]:
-        """Tokens a second of each way in each round, by one figure `of` a round's steps."""
+        """Return the tokens a second of each way in each round; `of` gives a round's seconds for a step, such as the median."""
         return {way: [BATCHES[way] * LENGTH / of(steps) for steps in rounds] for way, rounds in self.steps.items()}
 
 
 def measure(objective: str) -> Measured:
-    """Runs all ways, ROUNDS times."""
+    """Run all ways, `ROUNDS` times."""
     steps: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     waits, peak = [], 0.0
     for number in range(ROUNDS):
@@ -243,18 +243,18 @@ def ratios(speeds: dict[str, list[float]], way: str, other: str) -> list[float]:
 
 
 def spread(values: list[float], form: str) -> str:
-    """The median, and in brackets the least and the most of several."""
+    """Return the median, with minimum and maximum in brackets."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def environment(way: str) -> dict[str, str]:
-    """The variables of one way's process: the same for all, the allocator's settings among them, but for the number of threads."""
+    """Return the variables of one way's process; only the number of threads differs between ways."""
     threads = "2" if way == "trainer" else "1"
     return {**worker_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 def run_apart(way: str, objective: str) -> list[Any]:
-    """The answer of one way of training, in a process of its own."""
+    """Run one way of training in its own process, and return its answer."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.pretraining", way, objective],
         env={**os.environ, **environment(way)}, stdout=subprocess.PIPE, text=True, check=True,
@@ -263,9 +263,9 @@ def run_apart(way: str, objective: str) -> list[Any]:
 
 
 def main() -> None:
-    """Measures everything and writes the section of RESULTS.md."""
+    """Measure everything, and write the section of RESULTS.md."""
     measured = {objective: measure(objective) for objective in ("mlm40", "clm")}
-    peak = max(found.peak for found in measured.values())
+    peak = max(results.peak for results in measured.values())
     lines = [
         f"Command: `python -m benchmarks.pretraining`. Machine: {machine()}; matrix peak {peak / 1e12:.2f} TFLOP/s with two threads",
         "(the best of bf16 products of 2,048 to 4,096 rows, measured in each round).",
@@ -276,7 +276,7 @@ def main() -> None:
         "| Ray + DeepSpeed cost | 2 over 1 | data wait | share of peak |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for objective, found in measured.items():
+    for objective, results in measured.items():
         tokens = BATCH * LENGTH
         labelled = round(tokens * (0.4 if objective == "mlm40" else (LENGTH - 1) / LENGTH))
         flops = training_flops(
@@ -288,13 +288,13 @@ def main() -> None:
             causal=objective == "clm",
         )
         for name, of in (("median step", statistics.median), ("mean step", statistics.mean)):
-            speeds = found.speeds(of)
+            speeds = results.speeds(of)
             two = statistics.median(speeds["two"])
             costs = [1 - ratio for ratio in ratios(speeds, "one", "bare")]
             lines.append(
                 f"| {objective} | {name} | {' | '.join(spread(speeds[way], ',.0f') for way in WAYS)} "
                 f"| {spread(ratios(speeds, 'two', 'trainer'), '.2f')} | {spread(costs, '.1%')} | {spread(ratios(speeds, 'two', 'one'), '.2f')} "
-                f"| {found.wait:.2%} | {two * flops / tokens / peak:.0%} |"
+                f"| {results.wait:.2%} | {two * flops / tokens / peak:.0%} |"
             )
     lines += [
         "",

@@ -1,4 +1,4 @@
-"""This project's own work as ranges of torch's profiler, which doesn't see what numba compiles."""
+"""Ranges of torch's profiler for this project's compiled loops, which the profiler does not see by itself."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LOGITS, LOOPS = "softmax of the logits and its gradient", "norms, gated units, r
 
 
 def ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a range of this name."""
+    """Return the function as a range of this name."""
     from torch.profiler import record_function
 
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         with record_function(name):
-            return function(*given, **named)
+            return function(*arguments, **named)
 
     return call
 

@@ -36,7 +36,7 @@ from mlmclm.results.intervals import student
 from mlmclm.schedules.decay import learning_rate
 
 SIZE = Size(layers=4, hidden=64, intermediate=192, heads=2, key_value_heads=2, initial_deviation=0.079)
-"""The default. Four layers round a stream eight times."""
+"""The default size. Four layers round the residual stream eight times."""
 VOCABULARY = 2048
 POINTS = 8
 """Points of a curve."""
@@ -73,9 +73,9 @@ def train(way: str, objective_name: str, seed: int, corpus: PreparedCorpus, sett
 
     def loss(tokens: np.ndarray, step: int) -> Tensor:
         ids, labels = objective.label(tokens, Masking(np.arange(len(tokens)), step, seed, words, Corruption()))
-        given = (torch.from_numpy(each).to(device) for each in (ids, labels))
+        inputs = (torch.from_numpy(array).to(device) for array in (ids, labels))
         where = torch.from_numpy(np.flatnonzero(labels != -100)).to(device)
-        summed: Tensor = model(*given, objective.causal, where=where)
+        summed: Tensor = model(*inputs, objective.causal, where=where)
         return summed / len(where)
 
     def validate() -> float:
@@ -85,7 +85,7 @@ def train(way: str, objective_name: str, seed: int, corpus: PreparedCorpus, sett
 
     order = np.random.default_rng(seed).permutation(len(corpus.train))
     validation = corpus.validation.take(np.arange(min(VALIDATION, len(corpus.validation))))
-    found = {}
+    losses = {}
     for step in range(steps):
         rate = learning_rate(step, peak=peak, warmup=steps // 20, origin=0, decay=steps // 5, decay_end=steps)
         optimizer.param_groups[0]["lr"] = rate
@@ -94,9 +94,9 @@ def train(way: str, objective_name: str, seed: int, corpus: PreparedCorpus, sett
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % (steps // POINTS) == 0:
-            found[step + 1] = validate()
-            print(way, objective_name, seed, step + 1, found[step + 1], flush=True)
-    return found
+            losses[step + 1] = validate()
+            print(way, objective_name, seed, step + 1, losses[step + 1], flush=True)
+    return losses
 
 
 def main(
@@ -150,7 +150,7 @@ def main(
         for step in losses[objective, 0, chosen[0]]:
             by_way = {way: [losses[objective, seed, way][step] for seed in range(seeds)] for way in chosen}
             gaps = [two - one for one, two in zip(by_way["bf16 products"], by_way["bf16 stream"], strict=True)]
-            cells = " | ".join(f"{statistics.fmean(each):.4f}" for each in by_way.values())
+            cells = " | ".join(f"{statistics.fmean(by_seed):.4f}" for by_seed in by_way.values())
             spread = f"{statistics.stdev(by_way['bf16 products']):.4f}" if seeds > 1 else ""
             gap = student(gaps)
             interval = f" [{gap.low:+.4f}, {gap.high:+.4f}]" if seeds > 1 else ""

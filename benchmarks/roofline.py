@@ -98,7 +98,7 @@ def seconds(name: str, causal: bool, counts: LayerCounts, roof: Roof) -> tuple[f
         + share * counts.head
         + OPTIMIZER * count / STEP_TOKENS
     )
-    # A mask hides scores that are computed all the same.
+    # With a dense mask, the hidden scores are computed as well.
     hidden = size.layers * counts.dense_masks * 12 * size.attended * BLOCK
     products = size.layers * counts.flops + counts.flops_around
     attended = (attention(size) - local + hidden) / roof.attention_share + local / roof.local_shares[causal]

@@ -33,7 +33,7 @@ def config() -> EuroBertConfig:
 
 
 def pretraining(labelled: float, causal: bool) -> tuple[Callable[[], None], Callable[[], None], int]:
-    """One optimiser step on 12 x 128 tokens, ours and with full logits; and its tokens."""
+    """Return one optimiser step on 12 x 128 tokens, ours and one with full logits, and its number of tokens."""
     ids = torch.randint(4, 4096, (12, 128))
     labels = torch.where(torch.rand(12, 128) < labelled, ids, -100)
     ours, stock = (
@@ -58,7 +58,7 @@ def pretraining(labelled: float, causal: bool) -> tuple[Callable[[], None], Call
 
 
 def finetuning(shortest: int, longest: int) -> tuple[Callable[[], None], Callable[[], None], int]:
-    """One classification step on 32 ragged sequences, concatenated and padded; and its real tokens."""
+    """Return one classification step on 32 ragged sequences, ours concatenated and one padded, and its number of real tokens."""
     chance = np.random.default_rng(0)
     lengths = chance.integers(shortest, longest + 1, 32)
     sequences = [chance.integers(4, 4096, length) for length in lengths]
@@ -97,7 +97,7 @@ def finetuning(shortest: int, longest: int) -> tuple[Callable[[], None], Callabl
 
 
 def measure(own: Callable[[], None], peer: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds of each, the two alternating so that a noisy machine is noisy for both."""
+    """Return the median seconds of both; they alternate, so that noise of the machine affects both."""
     times: tuple[list[float], list[float]] = ([], [])
     for round_ in range(ROUNDS + 3):
         for work, kept in zip((own, peer), times, strict=True):
@@ -109,7 +109,7 @@ def measure(own: Callable[[], None], peer: Callable[[], None]) -> tuple[float, f
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measure, and write the section of RESULTS.md."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases = {
@@ -125,8 +125,8 @@ def main() -> None:
         "| case | ours, ms | peer, ms | ours, real tokens/s | ratio |",
         "|---|---|---|---|---|",
     ]
-    for name, (own, peer, tokens) in cases.items():
-        ours, theirs = measure(own, peer)
+    for name, (step, peer_step, tokens) in cases.items():
+        ours, theirs = measure(step, peer_step)
         lines.append(f"| {name} | {1e3 * ours:.1f} | {1e3 * theirs:.1f} | {tokens / ours:,.0f} | {theirs / ours:.2f} |")
     write_section("Single steps", lines)
 

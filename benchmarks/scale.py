@@ -2,8 +2,8 @@
 
 States and shards of `1b` at 100 B tokens on 64 GPUs; --write for RESULTS.md.
 
-Counts come from the code that makes and reads the files: shapes of models, sizes of shards, the order of the data. Tests hold
-them against bytes and requests that an S3 server has seen. Seconds are counts divided by the stated speeds of a store.
+Counts come from the code that makes and reads the files: shapes of models, sizes of shards, the order of the data. Tests compare
+them with the bytes and requests that an S3 server has seen. Seconds are counts divided by the stated speeds of a store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mlmclm.pretraining.parts import PART_BYTES, divided, owner
 Tokens = NDArray[np.int64]
 """Numbers of rows, or of tokens in a corpus."""
 PAGE = 1000
-"""Names in an answer of S3 to a listing, at most."""
+"""Maximum number of names in S3's answer to a listing."""
 LATENCY = 0.05
 """Seconds until S3 answers (`read_ahead.STEPS_AHEAD` says the same)."""
 STREAM, NODE = 90e6, 3e9
@@ -49,9 +49,9 @@ TOGETHER = 10
 """Parts that s3fs sends or reads side by side (`S3FileSystem.max_concurrency`)."""
 GPUS_A_NODE = 8
 DOCUMENT = 700
-"""Tokens of a document of the web, EOS included: an assumption, of which all documents on paper are."""
+"""Tokens of a web document, EOS included: an assumption; here all documents have this length."""
 FIRST = 100
-"""Steps at the beginning."""
+"""Number of steps at the beginning that the table shows."""
 
 
 class Transfer(NamedTuple):
@@ -82,7 +82,7 @@ def shares_of_state(size: str, vocabulary: int, workers: int) -> list[list[int]]
         model = ARCHITECTURES[SIZES[size].architecture].model(
             changed(model_config(size, empty, 2048), vocab_size=vocabulary)
         )
-    sizes = {f"{kind}/{name}": 4 * each.numel() for kind in "mvw" for name, each in model.named_parameters()}
+    sizes = {f"{kind}/{name}": 4 * tensor.numel() for kind in "mvw" for name, tensor in model.named_parameters()}
     parts = divided(sizes, PART_BYTES)
     shares: list[list[int]] = [[] for _ in range(workers)]
     for number, names in enumerate(parts):
@@ -105,27 +105,27 @@ def upload_requests(size: int) -> int:
 
 
 def uploaded(files: Sequence[int]) -> Transfer:
-    """Return what a worker's files of these sizes take.
+    """Return the traffic of uploading a worker's files of these sizes.
 
-    Before them s3fs needs three requests to find that nothing of the folder is there yet.
+    Before them s3fs needs three requests to find that the folder does not exist yet.
     """
     return Transfer(sum(files), 3 + sum(map(upload_requests, files)))
 
 
 def sent(files: Sequence[int], manifest: int = 0) -> Transfer:
-    """Return what sending a folder of files of these sizes takes: the files, the manifest last."""
+    """Return the traffic of sending a folder of files of these sizes: the files, and the manifest last."""
     return uploaded(files) + Transfer(manifest, 1)
 
 
 def brought(files: Sequence[int], manifest: int = 0, part: int = PART) -> Transfer:
-    """Return what fetching such a folder takes: the manifest, and each file; of a large one first its size, then its parts."""
+    """Return the traffic of fetching such a folder: the manifest, and each file; for a large file its size, then its parts."""
     requests = (1 if size <= part else 1 + -(-size // part) for size in files)
     return Transfer(sum(files) + manifest, 1 + sum(requests))
 
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """A corpus at an address, by its counts."""
+    """The counts of a corpus at an address."""
 
     blocks: int
     length: int
@@ -146,9 +146,9 @@ class StoredTokens:
 
     @property
     def total(self) -> Transfer:
-        """Contents of the finished corpus, and the requests that put it there.
+        """Bytes of the finished corpus, and the requests that uploaded it.
 
-        Those of a shard: itself, its checksums, its ends of documents, and its record, which is removed later.
+        A shard takes requests for itself, its checksums, its ends of documents, and its record, which is removed later.
         """
         full, rest = divmod(self.blocks, self.shard_blocks)
         beside = sealed_size(self.blocks) + sealed_size(self.documents) + 2 * (self.shards - 1) * sealed_size(0)
@@ -157,13 +157,13 @@ class StoredTokens:
         return Transfer(self.blocks * self.block_bytes + beside, puts + 4 * self.shards)
 
     def read(self, first: Tokens, end: Tokens, *, chunks: bool = False) -> tuple[Transfer, int]:
-        """Return what a node reads for rows from the tokens `first` to `end` of the corpus (int64 [n]), and of how many shards.
+        """Return a node's traffic for rows from the tokens `first` to `end` of the corpus (int64 [n]), and the number of shards it reads.
 
         Rows are read with the stored blocks in which they lie, a request for each shard. Checksums are read once a shard, and
         ends of documents for chunks.
         """
         blocks = (end - 1) // self.length - first // self.length + 1
-        begin, stop = (each // self.length // self.shard_blocks for each in (first, end - 1))
+        begin, stop = (tokens // self.length // self.shard_blocks for tokens in (first, end - 1))
         seen = np.unique(np.concatenate((begin, stop)))
         last = self.blocks - (self.shards - 1) * self.shard_blocks
         beside = sum(sealed_size(last if shard == self.shards - 1 else self.shard_blocks) for shard in seen.tolist())
@@ -187,13 +187,13 @@ def rows_of_node(number: int, steps: range, batch: int, workers: Sequence[range 
 def chunks_on_paper(tokens: int, length: int) -> tuple[int, Callable[[Tokens], tuple[Tokens, Tokens]]]:
     """Return the number of chunks in documents of `DOCUMENT` tokens each, and a function from chunks to their first tokens and ends."""
     room = length - FRAME
-    each = -(-(DOCUMENT - 1) // room)
+    chunks = -(-(DOCUMENT - 1) // room)
 
     def places(rows: Tokens) -> tuple[Tokens, Tokens]:
-        first = rows // each * DOCUMENT + rows % each * room
-        return first, np.minimum(first + room, (rows // each + 1) * DOCUMENT)
+        first = rows // chunks * DOCUMENT + rows % chunks * room
+        return first, np.minimum(first + room, (rows // chunks + 1) * DOCUMENT)
 
-    return tokens // DOCUMENT * each, places
+    return tokens // DOCUMENT * chunks, places
 
 
 def _slice(rows: range | slice) -> slice:
@@ -231,19 +231,19 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     parts, largest = [part for share in written for part in share], max(written, key=sum)
     # Beside the weights: four small files of a state, which rank 0 sends, and six of an encoder's export.
     state, export = [*parts, *[0] * 4], [4 * count, *[0] * 6]
-    every = sent([*written[0], *[0] * 4])
+    whole_state = sent([*written[0], *[0] * 4])
     for share in written[1:]:
-        every += uploaded(share)
+        whole_state += uploaded(share)
     yield f"A state has {len(parts)} parts. {len(written)} workers write them, each at most {gib(sum(largest))} GiB, which it holds in its host's memory."
     yield ""
     yield "| what is sent or fetched | GiB | requests | s over one connection | s over ten |"
     yield "|---|---|---|---|---|"
-    for title, moved, alone in (
-        ("a state or checkpoint sent, its workers side by side", every, sum(largest) / STREAM),
-        ("a state fetched by a node", brought(state), every.bytes / STREAM),
+    for title, transfer, alone in (
+        ("a state or checkpoint sent, its workers side by side", whole_state, sum(largest) / STREAM),
+        ("a state fetched by a node", brought(state), whole_state.bytes / STREAM),
         ("an export sent by a node", sent(export), 4 * count / STREAM),
     ):
-        yield f"| {title} | {gib(moved.bytes)} | {moved.requests:,} | {alone:,.0f} | {alone / TOGETHER:,.0f} |"
+        yield f"| {title} | {gib(transfer.bytes)} | {transfer.requests:,} | {alone:,.0f} | {alone / TOGETHER:,.0f} |"
     blocks = int(tokens) // length
     a_shard = blocks_a_shard(corpus, length * token_type(vocabulary).itemsize)
     stored = StoredTokens(blocks, length, vocabulary, a_shard, blocks * length // DOCUMENT)
@@ -257,9 +257,9 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     )
     step = flops / (workers * DEVICES["h100"].peak * DEFAULT_UTILISATION)
     hourly = 3600 / step
-    own = len(rows) * len(rows[0])
+    node_rows = len(rows) * len(rows[0])
     pages = -(-3 * stored.shards // PAGE)
-    whole = touched * stored.shard_blocks * stored.block_bytes
+    whole_shards = touched * stored.shard_blocks * stored.block_bytes
     yield ""
     yield f"A step takes {step:.2f} s on H100s at {DEFAULT_UTILISATION:.0%} of their peak, the whole run {blocks / batch * step / 86400:.1f} days."
     yield ""
@@ -275,8 +275,8 @@ def states_and_shards(size: str, tokens: float, workers: int) -> Iterator[str]:
     yield f"| of which checksums of blocks: shards, GiB | {touched:,}, {touched * sealed_size(stored.shard_blocks) / 2**30:.2f} |"
     yield f"| the same with `rows: chunks`, of documents of {DOCUMENT} tokens: GiB, requests | {chunks.bytes / 2**30:.2f}, {chunks.requests:,} |"
     yield f"| of which ends of documents: shards, GiB | {also_touched:,}, {4 * stored.documents * also_touched / stored.shards / 2**30:.2f} |"
-    yield f"| the same, if whole shards were copied: GiB, s at the node's speed | {gib(whole)}, {whole / NODE:,.0f} |"
-    yield f"| a node in an hour: steps, GiB, requests | {hourly:,.0f}, {gib(hourly * own * stored.block_bytes)}, {hourly * own:,.0f} |"
+    yield f"| the same, if whole shards were copied: GiB, s at the node's speed | {gib(whole_shards)}, {whole_shards / NODE:,.0f} |"
+    yield f"| a node in an hour: steps, GiB, requests | {hourly:,.0f}, {gib(hourly * node_rows * stored.block_bytes)}, {hourly * node_rows:,.0f} |"
     yield f"| all nodes, requests a second (S3 answers 5,500 a second and prefix) | {batch / step:,.0f} |"
     yield f"| steps read ahead, and how long the store may take for one, s | {STEPS_AHEAD}, {STEPS_AHEAD * step:.1f} |"
 

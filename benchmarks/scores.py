@@ -90,17 +90,17 @@ def models(size: str, steps: int) -> dict[str, str]:
     """Labels of the models in the table, with their names."""
     from mlmclm.plans.names import format_steps
 
-    whole, quarter = format_steps(steps), format_steps(steps // 4)
+    all_steps, quarter_steps = format_steps(steps), format_steps(steps // 4)
     return {
         "untrained": f"{size}-untrained",
-        "CLM": f"{size}-clm-{whole}",
-        "MLM 40 %": f"{size}-mlm40-{whole}",
-        "CLM 25 %, then MLM 40 %": f"{size}-clm-{quarter}-mlm40-{whole}",
+        "CLM": f"{size}-clm-{all_steps}",
+        "MLM 40 %": f"{size}-mlm40-{all_steps}",
+        "CLM 25 %, then MLM 40 %": f"{size}-clm-{quarter_steps}-mlm40-{all_steps}",
     }
 
 
 def local(data: Path, store: Path, size: str, steps: int, space: dict[str, Any]) -> Case:
-    """The data sets of a folder; lays data, tasks, space and study file out in the store."""
+    """Return the case of a folder's data sets; write data, tasks, space and study file to the store."""
     import pyarrow.compute
     import pyarrow.parquet as parquet
 
@@ -129,7 +129,7 @@ def local(data: Path, store: Path, size: str, steps: int, space: dict[str, Any])
     }  # fmt: skip
     (store / "tasks").mkdir(exist_ok=True)
     (store / "tasks" / "squad_v2_dev.yaml").write_text(yaml.safe_dump(SQUAD_V2_DEV, sort_keys=False), encoding="utf-8")
-    rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [each["max_steps"] for each in SPACE["per_task"].values()]
+    rates, taken = ", ".join(f"{rate:g}" for rate in RATES), [task["max_steps"] for task in SPACE["per_task"].values()]
     opening = [
         f"Command: `python -m benchmarks.scores --data FOLDER --size {size} --steps {steps}`. Machine: {machine()}.",
         f"Corpus enwiki2015, {steps * BATCH * BLOCK / 1e6:.1f} M tokens, vocabulary 4,096. Test scores at the learning rate (of {rates})",
@@ -142,7 +142,7 @@ def local(data: Path, store: Path, size: str, steps: int, space: dict[str, Any])
 
 
 def pydocs(store: Path) -> Case:
-    """The quickstart with this benchmark's seeds; lays space and study file out in the store."""
+    """Return the case of the quickstart with this benchmark's seeds; write space and study file to the store."""
     store.mkdir(parents=True, exist_ok=True)
     space = yaml.safe_load((ROOT / "tune_spaces" / "quickstart.yaml").read_text(encoding="utf-8"))
     study = yaml.safe_load((ROOT / "examples" / "quickstart.yaml").read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def pydocs(store: Path) -> Case:
 
 
 def written(store: Path, study: dict[str, Any], space: dict[str, Any]) -> Path:
-    """Writes a study with its space; the study file."""
+    """Write a study and its space; return the study file."""
     study = study | {"space": str(store / "space.yaml")}
     for file, content in (("space", space), ("scores", study)):
         (store / f"{file}.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -164,10 +164,10 @@ def written(store: Path, study: dict[str, Any], space: dict[str, Any]) -> Path:
 
 
 def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) -> dict[str, tuple[float, str]]:
-    """The score on the test rows of each task without a model, and how it is got.
+    """Return the chance level on the test rows of each task, and how it is computed.
 
     Args:
-        model: one of the study's, whose tokenizer cuts texts as all do.
+        model: any model of the study; all truncate texts by the same tokenizer.
     """
     from mlmclm.sweeps.space import Space
     from mlmclm.tasks.declared_tasks import find_tasks
@@ -175,13 +175,13 @@ def chance(store: Path, model: str, task_dirs: list[Path], data: Path | None) ->
 
     space = Space.model_validate(yaml.safe_load((store / "space.yaml").read_text(encoding="utf-8")))
     tasks, tokenizer = find_tasks(task_dirs), store / "studies" / "scores" / "models" / model
-    found = {}
+    levels = {}
     for name in space.tasks:
         task, settings = tasks[name].measured_by(space.metrics), space.protocol_for(name)
         level = prepare_task(task, tokenizer, settings, store, data).chance(task.metric)
         assert level is not None, f"the family {task.family} knows no chance level"
-        found[name] = level.score, level.how
-    return found
+        levels[name] = level.score, level.how
+    return levels
 
 
 def _table(best: pd.DataFrame) -> dict[tuple[str, str], dict[Hashable, Any]]:
@@ -190,7 +190,7 @@ def _table(best: pd.DataFrame) -> dict[tuple[str, str], dict[Hashable, Any]]:
 
 
 def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:
-    """The table and what it says; scores are test means with their 95 % interval over seeds."""
+    """Return the table and its summary; scores are test means with their 95 % interval over seeds."""
     lines = ["| task | metric | chance | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
     table = _table(best)
     for task, (score, how) in by_chance.items():
@@ -201,13 +201,13 @@ def report(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: d
 
 
 def reading(best: pd.DataFrame, by_chance: dict[str, tuple[float, str]], names: dict[str, str]) -> list[str]:
-    """On which tasks a model's interval lies above chance, and above the untrained model's."""
+    """Return for each model on how many tasks its interval lies above chance, and above or below the untrained model's."""
 
     def named(tasks: list[str]) -> str:
-        every = len(tasks) == len(by_chance)
+        all_of_them = len(tasks) == len(by_chance)
         return (
             "all tasks"
-            if every
+            if all_of_them
             else f"{len(tasks)} of {len(by_chance)} tasks" + (f" ({', '.join(tasks)})" if tasks else "")
         )
 
@@ -232,7 +232,7 @@ def main(
     trial: Annotated[bool, typer.Option("--trial", help="A few steps and rows, to try the command out.")] = False,
     store: Annotated[Path, typer.Option(help="Where the study is kept.")] = Path("store-scores"),
 ) -> None:
-    """Runs the study and writes the section of RESULTS.md."""
+    """Run the study, and write the section of RESULTS.md."""
     space = SPACE
     if trial:
         few = {"batch_size": 4, "max_steps": 2, "max_evaluation_examples": 20, "max_evaluation_documents": 20}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fault_table import Scene
 
 MOST = 6
-"""Requests of a stage that a fault hits, one in each run."""
+"""Maximum number of a stage's requests that a fault hits, one in each run."""
 MOST_KILLS = 4
 OUTAGE_SECONDS = 8.0
 AT_A_REQUEST = {
@@ -33,14 +33,14 @@ AT_A_REQUEST = {
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return at most so many of the first `count` numbers, evenly spread."""
+    """Return at most `most` of the first `count` numbers, evenly spread."""
     if count <= most:
         return list(range(count))
     return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 def tally(outcomes: Sequence[str]) -> str:
-    """Return how many of some runs left everything as it should be."""
+    """Return how many of the runs had no deviation; print the others."""
     for outcome in filter(None, outcomes):
         print(outcome[:2000], file=sys.stderr, flush=True)
     return f"{outcomes.count('')} of {len(outcomes)}"

@@ -1,4 +1,4 @@
-"""A whole study whose store is on an object store that fails, held against the same study in a folder."""
+"""A whole study whose store is on an object store with faults, compared with the same study in a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS_TO_LIVE = 3600.0
 
 
 class BucketStudy:
-    """The study as one machine after another runs it, on a store behind a proxy.
+    """A study that is run by one machine after another, on a store behind a proxy.
 
     Args:
         place: an empty folder.
@@ -47,24 +47,15 @@ class BucketStudy:
         self.done: list[str] = []
 
     def start(self, store: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start `mlmclm study` in a process of its own, on a machine that has nothing yet."""
+        """Start `mlmclm study` in its own process, with an empty folder that stands for a new machine."""
         self.machines += 1
         folder = self.place / f"machine{self.machines}"
-        command = [
-            sys.executable,
-            "-m",
-            "mlmclm",
-            "study",
-            str(self.file),
-            "--data",
-            str(self.place / "data"),
-            "--store",
-            store,
-        ]
+        words = ("study", self.file, "--data", self.place / "data", "--store", store)
+        command = [sys.executable, "-m", "mlmclm", *map(str, words)]
         log = (self.place / "driver.log").open("ab")
-        own = {"MLMCLM_STORE_FOLDER": str(folder), "OMP_NUM_THREADS": "1", **environment}
+        variables = {"MLMCLM_STORE_FOLDER": str(folder), "OMP_NUM_THREADS": "1", **environment}
         return subprocess.Popen(
-            command, env={**os.environ, **own}, stdout=log, stderr=log, cwd=self.place, start_new_session=True
+            command, env={**os.environ, **variables}, stdout=log, stderr=log, cwd=self.place, start_new_session=True
         )
 
     def undisturbed(self) -> Path:
@@ -84,7 +75,7 @@ class BucketStudy:
             self.proxy.outage(self.outage)
             self.done.append(f"outage of {self.outage:g} s in {phase}")
             time.sleep(self.outage + 1)
-            # It goes on, until it is killed with all that its machine has.
+            # After the outage it must make progress. Then it is killed, and its machine's files are deleted.
             after = self._written(path)
             self._until(driver, partial(self._has_gone_on, path, after), deadline)
             if driver.poll() is None:
@@ -113,20 +104,20 @@ class BucketStudy:
 
 
 def content_of(store: Path, bucket: Any = None) -> dict[str, Any]:
-    """Return what a study has found: its results but for their costs, its weights, and its tables.
+    """Return the content of a study's store: results without their costs, hashes of weights, and tables.
 
     Args:
         bucket: where the results are, if not in the store.
     """
     results_store = ResultsStore(store, root=bucket)
-    results = {key: {**found, "cost": None} for key, found in results_store.find_all(results_store.keys()).items()}
+    results = {key: {**result, "cost": None} for key, result in results_store.find_all(results_store.keys()).items()}
     weights = {path.relative_to(store).as_posix(): hash_file(path) for path in store.glob("states/*/**/*.safetensors")}
     tables = {path.name: _rows(path) for path in (store / "studies" / "small").glob("*.csv")}
     return {"results": results, "weights": weights, "tables": tables}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """Return a table without what depends on the time and the machine."""
+    """Return a table's rows without the columns that depend on the time and the machine."""
     with path.open(newline="") as file:
         return [
             {name: value for name, value in row.items() if "second" not in name and "hour" not in name}
@@ -135,7 +126,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def measure(outage: float) -> list[str]:
-    """Run the study both ways and compare; return the faults and the number of requests, to be shown."""
+    """Run the study both ways and compare; return the lines of the section: the faults and the number of requests."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fault_proxy import FaultProxy
     from object_stores import s3_server, use_endpoint
@@ -153,14 +144,14 @@ def measure(outage: float) -> list[str]:
             seconds = time.perf_counter() - began
             requests, hit = len(proxy.seen), Counter(proxy.caused)
             use_endpoint(endpoint)
-            found = content_of(store, ObjectPath(STORE))
+            got = content_of(store, ObjectPath(STORE))
         except BaseException:
             print((study.place / "driver.log").read_text(errors="replace")[-6000:], file=sys.stderr)
             raise
     assert len(wanted["results"]) == 24 and wanted["weights"] and wanted["tables"], "the undisturbed study is not whole"
     for name, value in wanted.items():
-        assert found[name].keys() == value.keys(), f"{name}: {json.dumps(sorted(found[name].keys() ^ value.keys()))}"
-        differing = [key for key in value if found[name][key] != value[key]]
+        assert got[name].keys() == value.keys(), f"{name}: {json.dumps(sorted(got[name].keys() ^ value.keys()))}"
+        differing = [key for key in value if got[name][key] != value[key]]
         assert not differing, f"{name} differ: {differing}"
     return [
         f"{len(wanted['results'])} cells, {len(wanted['weights'])} files of weights and {len(wanted['tables'])} tables are equal to those of the "

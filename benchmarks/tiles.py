@@ -1,8 +1,8 @@
 """Gain of the tile instructions of Intel's CPUs:  python -m benchmarks.tiles
 
 The bare step of `benchmarks.pretraining` with the backend `cpu` and with `cpu+amx`, in processes of their own that
-alternate, one thread; a section of `benchmarks/RESULTS.md`. The tiles stay as long as they gain a fifth. Takes ten
-minutes on a quiet machine that has them.
+alternate, one thread; a section of `benchmarks/RESULTS.md`. The backend `cpu+amx` is kept as long as it gains a
+fifth. It takes ten minutes on a quiet machine with such a CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def seconds(backend: str, objective: str) -> float:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measure, and write the section of RESULTS.md."""
     lines = [
         f"Command: `python -m benchmarks.tiles`. Machine: {machine()}, one thread used.",
         f"Seconds of the bare step of `benchmarks.pretraining`, medians of {ROUNDS} alternating rounds.",
@@ -53,7 +53,7 @@ def main() -> None:
     for objective in OBJECTIVES:
         rounds = [(seconds("cpu", objective), seconds("cpu+amx", objective)) for _ in range(ROUNDS)]
         without, with_tiles = (statistics.median(column) for column in zip(*rounds, strict=True))
-        ratio = statistics.median(one / other for one, other in rounds)
+        ratio = statistics.median(slow / fast for slow, fast in rounds)
         lines.append(f"| {objective} | {without:.2f} | {with_tiles:.2f} | {ratio:.2f} |")
     write_section("Tile instructions", lines)
 

@@ -136,7 +136,7 @@ class Traffic(TorchDispatchMode):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _is_activation(tensor: Tensor) -> bool:
@@ -147,8 +147,8 @@ def _is_elementwise(func: Any) -> bool:
     name = func._schema.name
     if not name.startswith("aten::") or name in PRODUCTS | ALLOCATIONS or "scaled_dot_product" in name:
         return False
-    aliases = [each.alias_info for each in func._schema.returns]
-    return not aliases or any(each is None or each.is_write for each in aliases)  # others are views
+    aliases = [alias.alias_info for alias in func._schema.returns]
+    return not aliases or any(alias is None or alias.is_write for alias in aliases)  # others are views
 
 
 class Case(NamedTuple):
@@ -223,7 +223,7 @@ def count(case: Case, layers: int) -> Counts:
             # One token less, so that the row with its padding is as long as the sequences together.
             lengths = [LENGTH // DOCUMENTS] * (DOCUMENTS * SEQUENCES)
             lengths += [tokens - 1 - sum(lengths)]
-            packing = Packing.of([each for each in lengths if each > 0])
+            packing = Packing.of([length for length in lengths if length > 0])
             ids, labels = ids.view(1, -1)[:, : packing.tokens], labels.view(1, -1)[:, : packing.tokens]
         where = torch.zeros(
             labelled, dtype=torch.int64
@@ -238,7 +238,7 @@ def graph_breaks(case: Case, layers: int = GLOBAL_EVERY) -> int:
 
     def zeros(graph: GraphModule, _: Any) -> Callable[..., tuple[Tensor, ...]]:
         results = [node.meta["example_value"] for node in graph.graph.output_node().args[0]]  # type: ignore[union-attr]
-        return lambda *_: tuple(torch.zeros(each.shape, dtype=each.dtype) for each in results)
+        return lambda *_: tuple(torch.zeros(example.shape, dtype=example.dtype) for example in results)
 
     torch._dynamo.reset()
     counters.clear()
@@ -253,7 +253,7 @@ def graph_breaks(case: Case, layers: int = GLOBAL_EVERY) -> int:
 
 @contextmanager
 def _head_of(model: PretrainingModel, traffic: Traffic) -> Iterator[None]:
-    """Within this context `traffic` knows what belongs to the LM head."""
+    """Within this context `traffic.in_head` is set while the LM head computes."""
     head: LabelledCrossEntropyHead = model.model.get_output_embeddings()
     handles = (
         head.register_forward_pre_hook(lambda *_: setattr(traffic, "in_head", True)),
@@ -288,17 +288,17 @@ class LayerCounts(NamedTuple):
 
 
 def per_layer(case: Case) -> LayerCounts:
-    """Count two models, of which one has more layers by one of each kind, and return what these do."""
+    """Count two models, one of which has one more layer of each kind, and return the counts of these layers."""
     kinds = GLOBAL_EVERY if case.size.local_layers else 1
     few, more = (count(case, layers) for layers in (kinds, 2 * kinds))
     tokens = SEQUENCES * LENGTH
     labelled = tokens if case.causal else round(LABELLED * tokens)
 
-    def each(name: str) -> float:
+    def of_layer(name: str) -> float:
         return (getattr(more, name) - getattr(few, name)) / kinds
 
     return LayerCounts(
-        each("activations") / tokens, each("casts"), each("weights"), each("dense_masks"), more.waits,
-        (few.activations - kinds * each("activations")) / tokens, more.head / labelled, each("flops") / tokens,
-        (few.flops - kinds * each("flops")) / tokens,
+        of_layer("activations") / tokens, of_layer("casts"), of_layer("weights"), of_layer("dense_masks"), more.waits,
+        (few.activations - kinds * of_layer("activations")) / tokens, more.head / labelled, of_layer("flops") / tokens,
+        (few.flops - kinds * of_layer("flops")) / tokens,
     )  # fmt: skip

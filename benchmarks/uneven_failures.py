@@ -1,7 +1,7 @@
-"""False claims and coverage where some models or tasks lose runs and others don't:  python -m benchmarks.uneven_failures [--studies N]
+"""False claims and coverage in studies in which only some models or tasks lose runs:  python -m benchmarks.uneven_failures [--studies N]
 
-Models are equally good: what a model loses by failing runs, those that learn make up for. All rates are alike, so the truth doesn't
-depend on the choice. Its table is a section of RESULTS.md.
+Models are equally good: runs that learn have the same expected score in all of them. All rates are alike, so the true score does not
+depend on the chosen rate. Its table is a section of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ def counted(kind: Kind, number: int) -> Counts:
     results = []
     for name, shares in zip(names, kind.shares, strict=True):
         for task, fails in zip(TASKS, shares, strict=True):
-            common, *own = draws.standard_normal((3, len(RATES), kind.seeds))
+            common, *rest = draws.standard_normal((3, len(RATES), kind.seeds))
             failed = draws.random(common.shape) < fails
             lost = FAILED + 0.3 * NOISE * draws.standard_normal((2, *common.shape))
             scores = [
-                np.where(failed, its, LEVEL + NOISE * (np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * each))
-                for each, its in zip(own, lost, strict=True)
+                np.where(failed, low, LEVEL + NOISE * (np.sqrt(CORRELATION) * common + np.sqrt(1 - CORRELATION) * side))
+                for side, low in zip(rest, lost, strict=True)
             ]
             results += [
                 result(name, task, rate, seed, (float(scores[0][place, seed]), float(scores[1][place, seed])))
                 for place, rate in enumerate(RATES)
                 for seed in range(kind.seeds)
             ]
-    found = analyse(results, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
-    rows, best = records(found.comparisons), [row for row in records(found.best) if row["model"] == names[0]]
+    analysis = analyse(results, rule=kind.rule, ranges=dict.fromkeys(TASKS, (-9.0, 9.0)))
+    rows, best = records(analysis.comparisons), [row for row in records(analysis.best) if row["model"] == names[0]]
     return Counts(
         any(row["p_holm"] < 0.05 for row in rows),
         (sum(row["score_low"] <= LEVEL <= row["score_high"] for row in best), len(best)),
@@ -101,12 +101,12 @@ def main(studies: Annotated[int, typer.Option(help="Studies of each kind.")] = 1
         "differences covered | mean differences covered | median width, points |",
         f"{'|---' * 9}|",
     ]
-    for kind, found in counts_of(KINDS, counted, studies):
+    for kind, counts in counts_of(KINDS, counted, studies):
         row = [
             kind.title, str(kind.seeds), kind.rule,
-            f"{sum(each.claims for each in found)} of {studies}",
-            *(share([getattr(own, name) for own in found]) for name in ("scores", "tasks", "means")),
-            f"{np.median([own.width for own in found]):.1f}",
+            f"{sum(count.claims for count in counts)} of {studies}",
+            *(share([getattr(count, name) for count in counts]) for name in ("scores", "tasks", "means")),
+            f"{np.median([count.width for count in counts]):.1f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(row)} |")
         print(lines[-1], flush=True)

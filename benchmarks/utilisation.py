@@ -65,7 +65,7 @@ class Setting(NamedTuple):
 
 
 def steps(run: Callable[[], None], device: torch.device) -> list[float]:
-    """Seconds of the steps that count; the host waits for the device before and after each."""
+    """Return the seconds of the steps after warm-up; the host waits for the device before and after each."""
     taken = []
     for number in range(WARM + TIMED):
         backend_of(device).synchronize()
@@ -138,7 +138,7 @@ def trainer(setting: Setting, device: torch.device) -> list[float]:
 
 
 def measured(setting: Setting, way: str, device: torch.device) -> tuple[Setting, list[float], int]:
-    """Return the seconds of the steps and the most memory; with half the micro-batch, twice as often, where that is too large."""
+    """Return setting, seconds of steps, and peak memory; halve the micro-batch, and double their number, until it fits into memory."""
     while True:
         gc.collect()
         if device.type == "cuda":
@@ -195,7 +195,7 @@ def main(
     """Time steps of this project and of its peer on this machine's GPU, or on its CPU where there is none."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [
-        f"`python -m benchmarks.utilisation {' '.join(f'--size {each}' for each in size)}` on {backend_of(device).title()}, torch {torch.__version__}. "
+        f"`python -m benchmarks.utilisation {' '.join(f'--size {name}' for name in size)}` on {backend_of(device).title()}, torch {torch.__version__}. "
         f"Blocks of {length:,} tokens, {micro_batches} micro-batches of {sequences} (halved where memory doesn't hold them), AdamW; medians of {TIMED} steps.",
         "",
         "| size | documents | objective | by | precision | blocks at once | tokens/s | of the published peak | GiB | spread |",
