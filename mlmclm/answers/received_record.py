@@ -6,11 +6,10 @@ names. Nothing is computed again, so this can only show that a bundle contradict
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,7 +55,7 @@ from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import of_all
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
-from mlmclm.storage.csv_text import csv_text, plain_cell
+from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.expansion import bounded_groups
 from mlmclm.storage.received_files import plain_json, received
 from mlmclm.tasks.declaration import FAMILIES
@@ -291,46 +290,15 @@ def _check_cells(bundle: StudyRecord) -> None:
 
 
 def _check_table(bundle: StudyRecord, content: bytes) -> None:
-    """Check that results.csv and the cells say the same."""
-    told, known = (_by_cell(text) for text in (content.decode(), csv_text(bundle.table())))
-    for cell in (*known, *told):
-        if cell not in told or cell not in known:
-            raise UserError(f"result {cell[1]} (model {cell[0]}) is in one of {RESULTS} and {CELLS} only.")
-    unlike = [
-        (cell, name)
-        for cell, row in known.items()
-        for name, value in row.items()
-        if not _same(value, told[cell].get(name, value))
-    ]
+    """Check that results.csv is the table of the cells, line by line."""
+    pair = (text.splitlines() for text in (content.decode(), csv_text(bundle.table())))
+    unlike = [lines for lines in zip_longest(*pair, fillvalue="(none)") if lines[0] != lines[1]]
     if unlike:
-        (model, key), name = unlike[0]
+        told, known = (cut(line, 300) for line in unlike[0])
         raise UserError(
-            f"{RESULTS} and {CELLS} contradict each other in {plural(len({cell for cell, _ in unlike}), 'cell')}. Result {key} (model {model}): "
-            f"{name} is {told[model, key][name]!r} in the former, {known[model, key][name]!r} in the latter."
+            f"{RESULTS} and {CELLS} contradict each other in {plural(len(unlike), 'line')} of the table. The first is {told!r} in the former, and "
+            f"{known!r} by the latter."
         )
-
-
-def _by_cell(text: str) -> dict[tuple[str, str], dict[str, str]]:
-    rows = [
-        {name: plain_cell(value) for name, value in row.items()}
-        for row in csv.DictReader(io.StringIO(text, newline=""), strict=True, restval="")
-    ]
-    for name in ("model", "task", "key", "status", "metric", "learning_rate", "seed", "validation", "test"):
-        if any(name not in row for row in rows):
-            raise UserError(f"{RESULTS}: no column {name!r}.")
-    found = {(row["model"], row["key"]): row for row in rows}
-    if len(found) < len(rows):
-        raise UserError(f"{RESULTS}: a cell is there twice.")
-    return found
-
-
-def _same(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return False
 
 
 def _check_examples(bundle: StudyRecord) -> None:

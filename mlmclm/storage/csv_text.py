@@ -1,7 +1,6 @@
 """CSV that a spreadsheet shows as it is: no text in it is taken for a formula.
 
 A text that begins with = + - @, a tab, a carriage return or an apostrophe has an apostrophe put in front, unless it is a number.
-`plain_cell` takes it away again.
 """
 
 from __future__ import annotations
@@ -26,11 +25,6 @@ def safe_cell(value: Any) -> Any:
     except ValueError:
         return MARK + value
     return value
-
-
-def plain_cell(text: str) -> str:
-    """Return the text that `safe_cell` was given."""
-    return text.removeprefix(MARK)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import mlmclm
 from mlmclm.answers.imported_results import import_results
-from mlmclm.storage.csv_text import csv_text, plain_cell, safe_cell
+from mlmclm.storage.csv_text import MARK, csv_text, safe_cell
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -34,7 +34,7 @@ def test_any_text_comes_back_and_is_no_formula() -> None:
     header, *rows = csv.reader(io.StringIO(written, newline=""))
     assert header == ["'=name", "number"] and all(number == "-0.5" for _, number in rows)
     assert all(is_safe(cell) for cell, _ in rows)
-    assert [plain_cell(cell) for cell, _ in rows] == texts
+    assert [cell.removeprefix(MARK) for cell, _ in rows] == texts
 
 
 @pytest.mark.parametrize("value", ["-0.5", "+1", "-1e-3", "a=b", "", -3, None, True])
@@ -54,7 +54,7 @@ def test_tables_of_imported_results_have_no_formula_and_keep_the_names(tmp_path:
         with file.open(newline="") as handle:
             assert all(is_safe(cell) for row in csv.reader(handle) for cell in row), file
     with (tmp_path / "out" / "results.csv").open(newline="") as handle:
-        assert {plain_cell(row["model"]) for row in csv.DictReader(handle)} == {"=1+1", "@SUM(1)", "-a", "plain"}
+        assert {row["model"].removeprefix(MARK) for row in csv.DictReader(handle)} == {"=1+1", "@SUM(1)", "-a", "plain"}
 
 
 def test_every_csv_file_of_the_package_is_written_this_way() -> None:

@@ -341,7 +341,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         "family is sequence-classification, and retrieval in bundle.json",
     ),
     "cells that are no table": (text("cells.parquet", "PAR1"), "cells.parquet: not as mlmclm writes it (ArrowInvalid"),
-    "a table that ends in a quote": (lambda f: text("results.csv", (f / "results.csv").read_text() + '"')(f), "results.csv: not as mlmclm"),
+    "a table that ends in a quote": (lambda f: text("results.csv", (f / "results.csv").read_text() + '"')(f), "contradict each other in 1 line"),
     "examples without gold": (
         lambda f: edit_examples(f, lambda table: table.drop_columns(["gold"])),
         "examples/sst2.parquet: not as mlmclm writes it (KeyError: 'gold')",
@@ -355,11 +355,11 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         "own.yaml",
     ),
     "a number of any length": (lambda f: ((f / "states.json").write_text("1" * 10_000), seal(f)), "a number of 10,000 digits"),
-    "a table without scores": (text("results.csv", "model,key\none,two\n"), "no column 'task'"),
-    "scores in the cells alone": (forged, "contradict each other in 3 cells"),
+    "a table without scores": (text("results.csv", "model,key\none,two\n"), "results.csv and cells.parquet contradict each other"),
+    "scores in the cells alone": (forged, "contradict each other in 3 lines"),
     "scores in the table alone": (
         lambda f: forge_table(f, [read_rows(f)[0]["key"]]),
-        "results.csv and cells.parquet contradict each other in 1 cell",
+        "results.csv and cells.parquet contradict each other in 1 line",
     ),
     "scores in cells and table": (lambda f: forged(f, table=True), "the test examples and cells.parquet contradict each other in 3 cells"),
     "wrong answers that one cell lacks": (lambda f: refitted(f, fewer=True), "different examples (numbers of examples differ)"),
