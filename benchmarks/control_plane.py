@@ -36,14 +36,17 @@ from benchmarks.results import machine, write_section
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.studies.place import Place
+from mlmclm.storage.files import only_one
+from mlmclm.studies.place import LOCK, Place
 from mlmclm.studies.study_file import SweepFile
-from mlmclm.studies.study_tracking import StudyTracking
+from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.studies.study_tracking import tracked
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.manifest import listed
+from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training
@@ -226,10 +229,11 @@ def main() -> None:
         seen: list[float] = []
         with ray_session(store, num_cpus=workers):
             began, cpu = time.perf_counter(), time.process_time()
-            tracking = StudyTracking(file, Place(store))
-            with tracking:
-                tracking.sweep(find_space("paper"))
-                tracking.cells(listed(cells))
+            place = Place(store)
+            folder = place.study_folder(file.name)
+            with only_one(folder / LOCK, file.name), tracked(file, place) as told:
+                told.sweep(StudySweep(file, place, find_space("paper")))
+                write_manifest(folder, file.name, Planned(cells))
                 timed = replace(options, on_result=lambda _: seen.append(time.perf_counter()))
                 outcome = run_sweep(cells, timed)
                 swept, cpu = time.perf_counter() - began, time.process_time() - cpu

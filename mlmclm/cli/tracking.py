@@ -8,6 +8,8 @@ import typer
 from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.storage.files import is_locked
+from mlmclm.studies.place import LOCK
 
 verbs = typer.Typer(
     help="MLflow's records: `tracking ui` shows them, `tracking sync STUDY` writes what they lack.",
@@ -25,6 +27,9 @@ def sync(
         str | None,
         Option(metavar="NAME", help="Another tracker: `tensorboard`, `trackio`, `wandb`, or one of your own."),
     ] = None,
+    follow: Annotated[
+        bool, Option("--follow", help="If another process is running the study, go on until that has ended.")
+    ] = False,
 ) -> None:
     """Writes to MLflow what it lacks of a study, including what was deleted there: stages, summaries, report, and all cells.
 
@@ -33,8 +38,13 @@ def sync(
     Example: mlmclm tracking sync quickstart
     """
     from mlmclm.studies.api import open as open_store
+    from mlmclm.studies.study_tracking import follow as follow_running
 
-    open_store(store, data=data, task_dirs=task_dir).study(file).report(track=to or True)
+    study = open_store(store, data=data, task_dirs=task_dir).study(file)
+    if follow and to is None and is_locked(study.folder / LOCK):
+        follow_running(study.file, study.place.store)
+    else:
+        study.report(track=to or True)
 
 
 @verbs.command()

@@ -41,7 +41,8 @@ from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_sweep import StudySweep, SweptModel
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.tasks.declared_tasks import find_tasks, get_task
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tasks.splits import hub_data
 
 SAMPLED_BLOCKS = 1024
@@ -252,7 +253,7 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
     return StudyFacts(
         name=file.name,
         command="",
-        tasks=tuple(_task_facts(name, sweep) for name in space.tasks),
+        tasks=tuple(_task_facts(task, sweep.tasks[name].folder) for name, task in sweep.declared().items()),
         protocol={key: _plain(value) for key, value in settings.items()},
         **(_of_given(sweep) if prepared is None else _of_trained(prepared)),
     )
@@ -303,13 +304,12 @@ def _one_length(sweep: StudySweep) -> bool:
     )
 
 
-def _task_facts(name: str, sweep: StudySweep) -> TaskFacts:
-    task = get_task(name, sweep.place.task_dirs).measured_by(sweep.space.metrics)
-    rows = read_json(sweep.tasks[name].folder / "meta.json")["rows"].items()
+def _task_facts(task: Task, folder: Path) -> TaskFacts:
+    rows = read_json(folder / "meta.json")["rows"].items()
     source = f"{task.source} ({task.licence})" if task.licence else task.source
     source += f"; test examples grouped by {task.group}" if task.group else ""
     counts = {part: int(count) for part, count in rows if part != GROUP}
-    return TaskFacts(name, task.title, task.family, task.metric, counts, source)
+    return TaskFacts(task.name, task.title, task.family, task.metric, counts, source)
 
 
 def _plain(value: Any) -> str | int | float | bool | None:

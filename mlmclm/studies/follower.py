@@ -1,4 +1,4 @@
-"""Writer of all that MLflow lacks of a study, which it looks for in the store every few seconds: nobody tells of new states and results.
+"""Writer of all that MLflow lacks of a study, which it looks for every few seconds in the study's folder and among states and results.
 
 Killed at any moment, a follower leaves nothing behind that the next one does not continue.
 """
@@ -11,16 +11,22 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.pretraining import states
 from mlmclm.progress import say
+from mlmclm.storage.files import write_atomic
 from mlmclm.storage.retrying import RetryPolicy
+from mlmclm.studies.place import STUDIES
 from mlmclm.sweeps.cells import ListedCell, named
+from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tracking.experiment import writer_of
 from mlmclm.tracking.failures import passing, refused
 from mlmclm.tracking.records import RunRecord, Status
@@ -39,6 +45,7 @@ GIVE_UP_AFTER = 3
 """Consecutive failures at the end, none of which looks as if it could pass, after which the rest is left."""
 Pair = tuple[str, str]
 """Model and task."""
+FILE = "runs.json"
 
 
 @dataclass(frozen=True)
@@ -51,53 +58,30 @@ class FollowedStage:
 
 
 @dataclass(frozen=True)
-class CellGroup:
-    """A (model, task), whose run is the parent of its cells': the parameters of all of them (`group_record`'s `about`)."""
-
-    model: str
-    task: str
-    about: Mapping[str, str]
-    limits: tuple[float, float]
-    """The lowest and the highest possible main score."""
-    source: str | Mapping[str, str] = ""
-    """Where the task's data are (`records.DataSet`)."""
-
-
-@dataclass(frozen=True)
 class TrackedStudy:
-    """A study as MLflow shows it, without what its states and results say.
+    """The runs of a study as trackers show them, without what its states and results say: `runs.json` in its folder, and its cells.
 
     Attributes:
-        experiment: the name of its experiment.
-        shown: the address at which its runs are seen.
-        timeout: seconds without any run being written after which its end leaves the rest.
-        records: runs as they are now, parents before their children.
-        stages: stages of pretraining, followed by the metrics that they write and the states in which they end.
-        groups: they are summarised as soon as all of their cells are there.
-        rule: how the best learning rate is chosen (`analysis.selection`).
         status: how it ended; until then it is running.
+        stages: stages of pretraining, followed by the metrics that they write and the states in which they end.
+        records: other runs as they are now, parents before their children.
+        sources: where the data of each task are (`records.DataSet`).
+        rule: how the best learning rate is chosen (`analysis.selection`).
+        cells: those of models with a run, from the study's manifest; the file has none. A (model, task) is summarised as soon as it has all
+            results.
     """
 
-    store: Path
-    experiment: str
-    shown: str = ""
-    timeout: float = 120.0
-    records: tuple[RunRecord, ...] = ()
-    stages: tuple[FollowedStage, ...] = ()
-    groups: tuple[CellGroup, ...] = ()
-    cells: tuple[ListedCell, ...] = ()
-    rule: str = "mean"
     status: Status = "RUNNING"
+    stages: tuple[FollowedStage, ...] = ()
+    records: tuple[RunRecord, ...] = ()
+    sources: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
+    rule: str = "mean"
+    cells: tuple[ListedCell, ...] = ()
 
     @property
-    def abouts(self) -> dict[Pair, Mapping[str, str]]:
-        """The parameters of each group."""
-        return {(group.model, group.task): group.about for group in self.groups}
-
-    @property
-    def sources(self) -> dict[str, str | Mapping[str, str]]:
-        """Where each task's data are."""
-        return {group.task: group.source for group in self.groups}
+    def abouts(self) -> dict[str, Mapping[str, str]]:
+        """The parameters of each model, which the runs of its cells have too."""
+        return {run.params["model"]: run.params for run in self.records if run.tags.get("mlmclm.kind") == "model"}
 
     @property
     def stopped(self) -> bool:
@@ -105,18 +89,41 @@ class TrackedStudy:
         return self.status in ("FAILED", "KILLED")
 
 
+_FILE: TypeAdapter[TrackedStudy] = TypeAdapter(TrackedStudy)
+
+
+def write_study(folder: Path, study: TrackedStudy) -> None:
+    """Write what `read_study` reads to the study's folder; an `EnvironmentFault` if the disk is full or not writable."""
+    write_atomic(folder / FILE, _FILE.dump_json(study))
+
+
+def read_study(store: Path, name: str) -> TrackedStudy:
+    """Return a study as its folder has it.
+
+    Raises:
+        OSError, ValueError: the file is missing, or somebody has edited it.
+    """
+    study = _FILE.validate_json((store / STUDIES / name / FILE).read_bytes())
+    with suppress(UserError):  # there is no list yet, or it is damaged, which ends the study itself
+        cells, abouts = read_manifest(name, store).cells, study.abouts
+        study = replace(study, cells=tuple(cell for cell in cells if cell.model in abouts))
+    return study
+
+
 class Follower:
     """Writer of a study's runs, summaries before cells; what cannot be written is tried again.
 
     Args:
+        name: the study's, and that of its experiment.
         address: an MLflow tracking address.
+        shown: the address at which its runs are seen.
     """
 
-    def __init__(self, study: TrackedStudy, address: str) -> None:
+    def __init__(self, store: Path, name: str, study: TrackedStudy, address: str, shown: str = "") -> None:
         self._study = self._told = study
-        self._address = address
+        self._store, self._name, self._address, self._shown = store, name, address, shown
         self._news = threading.Event()
-        self._results_store = ResultsStore(study.store)
+        self._results_store = ResultsStore(store)
         # The study itself waits for an object store, and says so.
         self._results_store.availability.retry = RetryPolicy(0.0, silent=math.inf)
         self._open = ExitStack()
@@ -192,10 +199,9 @@ class Follower:
 
     def _opened(self) -> Writer:
         if self._writer is None:
-            name, shown = self._study.experiment, self._study.shown
-            self._writer = self._open.enter_context(writer_of(self._address, name, self._study.store))
-            if shown.startswith("http"):
-                say(f"MLflow: {experiment_links(shown, {name: self._writer.experiment})[name]}")
+            self._writer = self._open.enter_context(writer_of(self._address, self._name, self._store))
+            if self._shown.startswith("http"):
+                say(f"MLflow: {experiment_links(self._shown, {self._name: self._writer.experiment})[self._name]}")
         return self._writer
 
     def _write(self, batch: Sequence[RunRecord], writer: Writer) -> None:
@@ -251,12 +257,11 @@ class Follower:
         for cell in study.cells:
             cells[cell.model, cell.task].append(cell)
         absent = {(cell.model, cell.task) for cell in awaited if cell.key not in keys}
-        for group in study.groups if study.status == "RUNNING" else ():
-            pair = group.model, group.task
-            told_last = self._records.get(group_key(study.experiment, *pair))
+        for pair in list(cells) if study.status == "RUNNING" else ():
+            told_last = self._records.get(group_key(self._name, *pair))
             unknown = pair not in absent and len(cells[pair]) != self._summaries.get(pair, 0)
             if unknown and (told_last is None or told_last.running):  # else the analysis of the whole study is there
-                yield summary_of(study, group, self._results(cells[pair]))
+                yield summary_of(self._name, study, self._results(cells[pair]))
                 self._summaries[pair] = len(cells[pair])
         for some in chunks(ready, size):
             yield self._cell_runs(some)
@@ -267,7 +272,7 @@ class Follower:
 
     def _stage(self, stage: FollowedStage) -> tuple[RunRecord | None, int]:
         """Return a stage's run with all its metrics and -1 if it has ended, else with those since the last time and their number."""
-        store = self._study.store
+        store = self._store
         if states.exists(store, stage.state):
             with suppress(UserError):  # it is damaged, and trained again
                 rows = [row for row in states.curve(store, stage.state) if row["step"] > stage.start]
@@ -280,9 +285,10 @@ class Follower:
         return trained(stage.record, rows[seen:]) if rows[seen:] else None, len(rows)
 
     def _cell_runs(self, cells: Sequence[ListedCell]) -> list[RunRecord]:
-        name, abouts = self._study.experiment, self._study.abouts
+        abouts, found = self._study.abouts, self._results(cells)
         return [
-            cell_record(name, each, about=abouts.get((each["model"], each["task"]))) for each in self._results(cells)
+            cell_record(self._name, each, about={**abouts.get(each["model"], {}), "family": each["family"]})
+            for each in found
         ]
 
     def _results(self, cells: Sequence[ListedCell]) -> list[dict[str, Any]]:
@@ -294,14 +300,14 @@ class Follower:
             return [result for cell in cells for result in self._results([cell])] if len(cells) > 1 else []
 
 
-def all_runs(study: TrackedStudy) -> list[RunRecord]:
+def all_runs(store: Path, name: str) -> list[RunRecord]:
     """Return the runs of a study that has ended as MLflow gets them, parents before their children."""
-    follower = Follower(study, "")
+    follower = Follower(store, name, study := read_study(store, name), "")
     stages = [record for stage in study.stages for record, _ in [follower._stage(stage)] if record is not None]
     return [*study.records, *stages, *follower._cell_runs(study.cells)]
 
 
-def summary_of(study: TrackedStudy, group: CellGroup, results: list[dict[str, Any]]) -> list[RunRecord]:
+def summary_of(name: str, study: TrackedStudy, results: list[dict[str, Any]]) -> list[RunRecord]:
     """Return the run of a (model, task) whose cells are there; none if they cannot be analysed.
 
     It is marked as running until the analysis of the whole study adds what needs other models.
@@ -309,14 +315,17 @@ def summary_of(study: TrackedStudy, group: CellGroup, results: list[dict[str, An
     # Imported here: pandas takes half a second, which a study without new results need not wait for.
     from mlmclm.analysis.analyse import analyse
 
+    # A notebook's own family is not known here; until the analysis of the whole study its scores have the range of any.
+    known = [(row, family) for row in results[:1] if (family := FAMILIES.find(row["family"])) is not None]
+    ranges = {row["task"]: family.score_range(row["metric"]) for row, family in known}
     try:
-        analysis = analyse(results, rule=study.rule, ranges={group.task: group.limits})
+        return summaries(name, study, analyse(results, rule=study.rule, ranges=ranges), results, status="RUNNING")
     except MlmclmError:
         return []  # the analysis of the whole study meets the same error, and the user is told
-    return summaries(replace(study, groups=(group,)), analysis, results, status="RUNNING")
 
 
 def summaries(
+    name: str,
     study: TrackedStudy,
     analysis: Analysis,
     results: Sequence[Mapping[str, Any]],
@@ -337,13 +346,13 @@ def summaries(
     for row in results:
         rows[row["model"], row["task"]].append(row)
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
-    abouts, sources = study.abouts, study.sources
+    abouts, families = study.abouts, analysis.families  # "" for a task without any result
     return [
         group_record(
-            study.experiment,
+            name,
             *pair,
-            about=abouts.get(pair),
-            source=sources.get(pair[1], ""),
+            about={**abouts.get(pair[0], {}), **({"family": families[pair[1]]} if families[pair[1]] else {})},
+            source=study.sources.get(pair[1], ""),
             metric=rows[pair][0]["metric"] if rows[pair] else "",
             rates=best_rates(best[pair]),
             note=best[pair]["note"],

@@ -17,6 +17,8 @@ STORE, DATA, TASK_DIR = "MLMCLM_STORE", "MLMCLM_DATA", "MLMCLM_TASK_DIR"
 DEFAULT_STORE = Path("store")
 STUDIES = "studies"
 """Folder of a store with one folder for each study."""
+LOCK = ".lock"
+"""File in a study's folder that the process that works on it has locked."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,12 @@ from mlmclm.cluster.ray_cluster import LostNode
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, for_each, unknown
 from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
+from mlmclm.registry import KINDS
 from mlmclm.storage.files import only_one
 from mlmclm.studies.exports import export_models, exported_models
 from mlmclm.studies.facts import study_facts
 from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import LOCK, Place
 from mlmclm.studies.prepare import (
     PreparedStudy,
     check_models_to_continue,
@@ -43,12 +43,11 @@ from mlmclm.studies.study_sweep import (
     sweep_of,
     with_tasks,
 )
-from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_results, zero_shot_tasks
+from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_tasks
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model, model_in
-from mlmclm.sweeps.manifest import read_manifest, write_manifest
+from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
-from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
@@ -57,7 +56,7 @@ from mlmclm.tasks.splits import reader
 
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
-    from mlmclm.studies.study_tracking import StudyTracking
+    from mlmclm.studies.study_tracking import StudyRuns
     from mlmclm.studies.work import OpenSession, StudyWork
 
 
@@ -286,18 +285,18 @@ class Study:
             wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
             facts = study_facts(sweep)
             remember_run(sweep, self.command, record_value(sweep, facts) | listed_evaluations(wanted))
-            work.tracking.sweep(sweep.space, facts.models)
+            work.tracking.sweep(sweep, facts.models)
             failure = None
             if evaluations is not None:
                 # They may take long, and until then the list of cells would be of the run before.
-                work.tracking.cells(write_manifest(self.folder, self.name, sweep.plan()))
+                write_manifest(self.folder, self.name, sweep.plan())
                 cpus = sweep.space.cpus_per_cell
                 failure = evaluate_study(
                     self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
                 )
-                work.tracking.evaluated(zero_shot_results(last_run(self.folder), self.place.store))
-            done = compute(sweep, work.session, on_plan=work.tracking.cells, wait_for_nodes=wait_for_nodes)
-            found = self._written(self._results(done.results, failure), self.folder, work.tracking, sweep.space)
+                work.tracking.evaluated()
+            done = compute(sweep, work.session, wait_for_nodes=wait_for_nodes)
+            found = self._written(self._results(done.results, failure), self.folder, work.tracking)
         found.grids = done.grids
         if failure is not None and check:
             raise failure
@@ -321,20 +320,25 @@ class Study:
         folder = own if to is None else Path(to)
         if not track:
             return self._written(found, folder)
-        from mlmclm.studies.study_tracking import SinkTracking, StudyTracking
+        from mlmclm.studies.study_tracking import StudyRuns, follow, send_to_sink
 
-        file, place = self.file, self.place
-        prepared = find_prepared(file, place) if isinstance(file, StudyFile) else None
-        space = self._begun().space.model_copy(update={"rule": found.record.setting.rule})
-        working = only_one(self.folder / ".lock", f"{self.file.kind} {self.name!r}")
-        tracker = partial(SinkTracking, sink=track) if isinstance(track, str) else partial(StudyTracking, niceness=0)
-        with working, tracker(file, place) as tracking:
-            if prepared is not None:
-                tracking.stages(prepared)
-            tracking.sweep(space, found.record.facts.models)
-            tracking.evaluated(zero_shot_results(last_run(self.folder), place.store))
-            tracking.cells(read_manifest(self.name, place.store).cells)
-            return self._written(found, folder, tracking, space)
+        if isinstance(track, str):
+            KINDS["sink"][track]  # says at once if there is none
+        file, place, begun = self.file, self.place, self._begun()
+        space = begun.space.model_copy(update={"rule": found.record.setting.rule})
+        with only_one(self.folder / LOCK, f"{file.kind} {self.name!r}"):
+            runs = StudyRuns(file, place)
+            if isinstance(file, StudyFile) and (prepared := find_prepared(file, place)) is not None:
+                runs.stages(prepared)
+            runs.sweep(dataclasses.replace(begun, space=space), found.record.facts.models)
+            runs.evaluated()
+            self._written(found, folder, runs)
+            runs.tell(status="FINISHED")
+            if isinstance(track, str):
+                send_to_sink(file, place.store, track)
+            else:
+                follow(file, place.store)
+            return found
 
     def _results(self, rows: Sequence[dict[str, Any]] | None = None, failure: MlmclmError | None = None) -> Results:
         record = kept_record(self.file, self.place, self.command, rows, remedy=self._remedy)
@@ -356,9 +360,7 @@ class Study:
             model = model_in(self.folder / "models" / name, name)
         return recorded_cell(row, model, place.task_dirs, where=f"result {row['key']}")
 
-    def _written(
-        self, found: Results, folder: Path | None, tracking: StudyTracking | None = None, space: Space | None = None
-    ) -> Results:
+    def _written(self, found: Results, folder: Path | None, tracking: StudyRuns | None = None) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.service.state import MLFLOW
         from mlmclm.studies.study_tracking import other_pages, recorded_runs
@@ -368,8 +370,8 @@ class Study:
         if folder is not None:
             tasks = dict.fromkeys((*found.analysis.grid.tasks, *(each.task for each in found.facts.zero_shot)))
             found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
-        if tracking is not None and space is not None:
-            tracking.reported(space, found, pages)
+        if tracking is not None:
+            tracking.reported(found, pages)
             found.runs = pages.get(MLFLOW) or tracking.elsewhere or found.runs
         return found
 

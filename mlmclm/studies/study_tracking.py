@@ -1,12 +1,13 @@
-"""A study as MLflow shows it, told to the process that writes there, and links to all programs that show a study."""
+"""A study as trackers show it, in its folder for the process that writes to MLflow, and links to all programs that show a study."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,15 @@ from mlmclm.reports.provenance import cell_work
 from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.reports.study_facts import ModelFacts, RecordedRuns
 from mlmclm.service.state import MLFLOW, own_addresses, own_server
-from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import CellGroup, FollowedStage, TrackedStudy, all_runs, summaries
-from mlmclm.studies.follower_process import NICE, FollowerProcess
+from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, summaries, write_study
+from mlmclm.studies.follower_process import following
+from mlmclm.studies.last_run import last_run
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
-from mlmclm.sweeps.cells import ListedCell
-from mlmclm.sweeps.space import Space
-from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.studies.study_sweep import StudySweep
+from mlmclm.studies.zero_shot import zero_shot_results
 from mlmclm.tasks.splits import hub_source, source_of
 from mlmclm.tracking.address import (
     VARIABLE,
@@ -61,43 +61,27 @@ from mlmclm.tracking.views import (
     zero_shot_record,
 )
 
-OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
-"""Seconds without any run being written after which the end of a study leaves the rest, which the next run or
-`mlmclm tracking sync` writes: to the store's own database, and to another address."""
 NO_PARAMETERS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
 """Those of a model about which nothing is known."""
 
 
-class StudyTracking(FollowerProcess):
-    """MLflow tracking of one study or sweep: tells the process that follows the store what to look for, and the end.
+class StudyRuns:
+    """The runs of one study or sweep as trackers show them, in its folder (`TrackedStudy`)."""
 
-    A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
-    doesn't make the study fail.
+    def __init__(self, study: AnyFile, place: Place) -> None:
+        self._file, self._place, self.told = study, place, TrackedStudy()
+        self.tell()
 
-    Args:
-        niceness: of the process (`FollowerProcess`); 0 where nothing is computed beside it.
-    """
+    @property
+    def elsewhere(self) -> str | None:
+        """Address at which MLflow shows them; None if they are in the store's own database."""
+        address, _ = chosen_address(self._file.tracking, self._place.store, os.environ)
+        return None if address == default_address(self._place.store) else without_password(address)
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place, *, niceness: int = NICE) -> None:
-        self._file, self._place = study, place
-        address, source = chosen_address(study.tracking, place.store, os.environ)
-        self.elsewhere: str | None = None
-        """Address of the server that shows the runs; None if they are in the store's own database."""
-        if address != default_address(place.store):
-            self.elsewhere = without_password(address)
-            if address == own_server(place.store):
-                # The server reads the store's database, which takes runs a hundred times as fast as it does.
-                address = default_address(place.store)
-            else:
-                try:
-                    check_address(address)
-                except MlmclmError as error:
-                    remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
-                    raise type(error)(f"{source}: {error}{remedy}") from error
-            say(f"MLflow: runs are written to {self.elsewhere} ({source}).")
-        timeout = OWN_TIMEOUT if address == default_address(place.store) else TIMEOUT
-        shown = self.elsewhere or without_password(address)
-        super().__init__(TrackedStudy(place.store, study.name, shown, timeout), address, niceness=niceness)
+    def tell(self, **changes: Any) -> None:
+        """Change fields of `TrackedStudy`; an `EnvironmentFault` if the disk is full or not writable."""
+        self.told = replace(self.told, **changes)
+        write_study(self._place.study_folder(self._file.name), self.told)
 
     def stages(self, prepared: PreparedStudy) -> None:
         """Follow the stages of a study that trains its models."""
@@ -144,71 +128,72 @@ class StudyTracking(FollowerProcess):
 
         self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
-    def sweep(self, space: Space, models: Iterable[ModelFacts] = ()) -> None:
-        """Record the sweep and its (model, task) pairs, which are the parents of its cells.
+    def sweep(self, sweep: StudySweep, facts: Iterable[ModelFacts] = ()) -> None:
+        """Record the sweep, its models and its (model, task) pairs, which are the parents of its cells.
 
         Args:
-            models: what the report says of models that the study trains; without it, their tokens are not known.
+            facts: what the report says of models that the study trains; without it, their tokens are not known.
         """
-        tasks = {name: get_task(name, self._place.task_dirs).measured_by(space.metrics) for name in space.tasks}
-        if isinstance(self._file, StudyFile):
-            tokens, data = {each.name: str(each.tokens) for each in models}, self._file.source
-            abouts = {
-                str(name): named_parameters(name)
-                | {"tokens": tokens.get(str(name), ""), "pretraining_data": data if name.steps else ""}
-                for name in self._file.parsed
+        study, file, space, tasks = self._file.name, self._file, sweep.space, sweep.declared()
+        if isinstance(file, StudyFile):
+            tokens = {each.name: str(each.tokens) for each in facts}
+            known: dict[str, tuple[dict[str, str], str | None]] = {
+                str(name): (
+                    named_parameters(name)
+                    | {"tokens": tokens.get(str(name), ""), "pretraining_data": file.source if name.steps else ""},
+                    None if name.steps else file.initial.get(name.size, UNTRAINED),
+                )
+                for name in file.parsed
             }
         else:
-            abouts = {name: given_parameters(source) for name, source in self._file.models.items()}
-        self._about = abouts
-        places = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
-        groups = tuple(
-            CellGroup(model, name, {**facts, "family": task.family}, task.kind.score_range(task.metric), places[name])
-            for model, facts in abouts.items()
-            for name, task in tasks.items()
+            known = {name: (given_parameters(source), source) for name, source in file.models.items()}
+        sources = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
+        self._sweep = partial(
+            sweep_record,
+            study,
+            models=tuple(file.models),
+            tasks=space.tasks,
+            learning_rates=space.learning_rates,
+            seeds=space.seeds,
+            baseline=file.baseline,
+            points=sum(len(space.settings_for(task)) for task in space.tasks),
+            settings=space.common_settings(),
+            main_metrics=space.metrics,
+            rule=space.rule,
+            given=isinstance(file, SweepFile),
+            grid=space.axes(),
         )
-        announced = [
-            model_record(self._file.name, name, about=facts, status="RUNNING") for name, facts in abouts.items()
+        self._models = {
+            name: partial(model_record, study, name, about=about, source=source)
+            for name, (about, source) in known.items()
+        }
+        pages = _while_running(other_pages(file, self._place.store))
+        models = [model(status="RUNNING") for model in self._models.values()]
+        groups = [
+            group_record(study, model, name, about={**about, "family": task.family}, status="RUNNING")
+            for model, (about, _) in known.items()
+            for name, task in tasks.items()
         ]
-        announced += [
-            group_record(self._file.name, group.model, group.task, about=group.about, status="RUNNING")
-            for group in groups
-        ]
-        pages = other_pages(self._file, self._place.store)
-        self._put([self._sweep(space, pages, status="RUNNING"), *announced], groups=groups, rule=space.rule)
+        self._put([self._sweep(pages=pages, status="RUNNING"), *models, *groups], sources=sources, rule=space.rule)
 
-    def evaluated(self, results: Iterable[dict[str, Any]]) -> None:
+    def evaluated(self) -> None:
         """Record the results of zero-shot tasks; `sweep` comes before."""
-        abouts = {model: facts for (model, _), facts in self.told.abouts.items()}
+        abouts, run = self.told.abouts, last_run(self._place.study_folder(self._file.name))
+        results = zero_shot_results(run, self._place.store)
         self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
 
-    def cells(self, cells: tuple[ListedCell, ...]) -> None:
-        """Follow the results of cells; `sweep` comes before."""
-        self.tell(cells=cells)
-
-    def reported(self, space: Space, found: Results, pages: Mapping[str, str]) -> None:
+    def reported(self, found: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
 
         Args:
             pages: links to programs that show the study, by name.
         """
-        analysis, name = found.analysis, self._file.name
-        groups = summaries(self.told, analysis, found.rows, verdicts=task_verdicts(analysis))
-        time_ms, numbers = last_finished_ms(found.rows), model_metrics(analysis)
-        models = [
-            model_record(
-                name,
-                model,
-                about=about,
-                metrics=numbers.get(model),
-                source=self._source_of(model),
-                time_ms=time_ms,
-            )
-            for model, about in self._about.items()
-        ]
+        analysis, rows, numbers = found.analysis, found.rows, model_metrics(found.analysis)
+        time_ms = last_finished_ms(rows)
+        models = [model(metrics=numbers.get(name), time_ms=time_ms) for name, model in self._models.items()]
+        groups = summaries(self._file.name, self.told, analysis, rows, verdicts=task_verdicts(analysis))
         sweep = self._sweep(
-            space,
-            pages,
+            pages=_while_running(pages),
             artifacts=[(path, "") for path in found.files.values()],
             provenance=found.facts.provenance,
             answer=found.advice.lines(),
@@ -219,66 +204,65 @@ class StudyTracking(FollowerProcess):
         )
         self._put([*models, *groups, sweep])
 
-    def _source_of(self, model: str) -> str | None:
-        """Return where a model is from; None if a stage of the study trains it."""
-        if isinstance(self._file, SweepFile):
-            return self._file.models[model]
-        name = {str(each): each for each in self._file.parsed}[model]
-        return None if name.steps else self._file.initial.get(name.size, UNTRAINED)
-
     def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
         """Tell records, parents before their children; one replaces one with its key."""
         known = {record.key: record for record in (*self.told.records, *records)}
         self.tell(records=tuple(known.values()), **changes)
 
-    def _sweep(self, space: Space, pages: Mapping[str, str], **outcome: Any) -> RunRecord:
-        return sweep_record(
-            self._file.name,
-            models=tuple(self._file.models),
-            tasks=space.tasks,
-            learning_rates=space.learning_rates,
-            seeds=space.seeds,
-            points=sum(len(space.settings_for(task)) for task in space.tasks),
-            settings=space.common_settings(),
-            main_metrics=space.metrics,
-            rule=space.rule,
-            given=isinstance(self._file, SweepFile),
-            grid=space.axes(),
-            pages={name: page for name, page in pages.items() if name != MLFLOW},
-            **{"baseline": self._file.baseline} | outcome,
-        )
+
+def _while_running(pages: Mapping[str, str]) -> dict[str, str]:
+    return {name: page for name, page in pages.items() if name != MLFLOW}
 
 
-class SinkTracking(StudyTracking):
-    """A study for a sink, which gets all of it at the end of the block, in this process.
+@contextmanager
+def tracked(study: AnyFile, place: Place) -> Iterator[StudyRuns]:
+    """Yield the runs of a study, which a process writes to MLflow meanwhile; the end of the block waits for it.
 
-    Raises:
-        UserError: there is no such sink, or the package that it writes with is not installed.
+    A server that doesn't answer is an error at once, before anything is computed. One that stops answering later
+    doesn't make the study fail.
     """
+    address, shown = _address(study, place.store)
+    runs = StudyRuns(study, place)
+    with following(place.store, study.name, address, shown, on_end=lambda status: runs.tell(status=status)):
+        yield runs
 
-    def __init__(self, study: StudyFile | SweepFile, place: Place, sink: str) -> None:
-        self._file, self._place, self.elsewhere = study, place, None
-        self._name, self._sink = sink, KINDS["sink"][sink]
-        self.told = TrackedStudy(place.store, study.name)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            return
-        folder = self._place.store / "tracking" / self._name / self.told.experiment
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+def follow(study: AnyFile, store: Path) -> None:
+    """Write to MLflow what it lacks of a study, and if another process works on it, go on until that has ended."""
+    with following(store, study.name, *_address(study, store), niceness=0):
+        pass
+
+
+def _address(study: AnyFile, store: Path) -> tuple[str, str]:
+    """Return the address to write to, once it answers, and the address to show."""
+    address, source = chosen_address(study.tracking, store, os.environ)
+    shown = without_password(address)
+    if address == default_address(store):
+        return address, shown
+    if address == own_server(store):
+        # The server reads the store's database, which takes runs a hundred times as fast as it does.
+        address = default_address(store)
+    else:
         try:
-            with redirect_stdout(StringIO()):  # which has the command's results
-                how = self._sink(self.told.experiment, all_runs(self.told), folder)
-        except ModuleNotFoundError as missing:
-            raise UserError(
-                f"The sink {self._name} needs the package {missing.name}, which is not installed."
-            ) from missing
-        say(f"{self._name}: {how}")
+            check_address(address)
+        except MlmclmError as error:
+            remedy = f" Unset {VARIABLE} to write to the store." if source == VARIABLE else ""
+            raise type(error)(f"{source}: {error}{remedy}") from error
+    say(f"MLflow: runs are written to {shown} ({source}).")
+    return address, shown
 
-    def tell(self, **changes: Any) -> None:
-        """Change what the sink gets: fields of `TrackedStudy`."""
-        self.told = replace(self.told, **changes)
+
+def send_to_sink(study: AnyFile, store: Path, sink: str) -> None:
+    """Write all runs of a study that has ended to a sink; a `UserError` if the package that it writes with is not installed."""
+    write, folder = KINDS["sink"][sink], store / "tracking" / sink / study.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        with redirect_stdout(StringIO()):  # which has the command's results
+            how = write(study.name, all_runs(store, study.name), folder)
+    except ModuleNotFoundError as missing:
+        raise UserError(f"The sink {sink} needs the package {missing.name}, which is not installed.") from missing
+    say(f"{sink}: {how}")
 
 
 def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) -> str | dict[str, str]:

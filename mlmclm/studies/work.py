@@ -17,11 +17,10 @@ from mlmclm.storage.addresses import send_files
 from mlmclm.storage.files import only_one
 from mlmclm.storage.temporary import sweep_unfinished
 from mlmclm.studies.exports import restore_exports
-from mlmclm.studies.place import Place
+from mlmclm.studies.place import LOCK, Place
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.study_tracking import DASHBOARD, GRAFANA, StudyTracking, other_pages
-from mlmclm.sweeps.cells import ListedCell
+from mlmclm.studies.study_tracking import DASHBOARD, GRAFANA, StudyRuns, other_pages, tracked
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
@@ -46,7 +45,7 @@ class OpenSession:
 class StudyWork(OpenSession):
     """A study that this process, and no other, works on."""
 
-    tracking: StudyTracking
+    tracking: StudyRuns
 
 
 @contextmanager
@@ -61,12 +60,12 @@ def work_on(
     Raises:
         UserError: another process is working on it.
     """
-    with only_one(place.study_folder(file.name) / ".lock", f"{file.kind} {file.name!r}"):
+    with only_one(place.study_folder(file.name) / LOCK, f"{file.kind} {file.name!r}"):
         sweep_unfinished(place.store)
         sweep_clusters()
         with (
             metrics_labelled(place.store, file.name),
-            StudyTracking(file, place) as tracking,
+            tracked(file, place) as tracking,
             one_session(place, address, wait_for_nodes, on_open=lambda: _show_pages(file, place)) as opened,
         ):
             yield StudyWork(opened.session, opened.cluster, opened.wait_for_nodes, opened.close, tracking)
@@ -133,19 +132,12 @@ def _show_pages(file: AnyFile, place: Place) -> None:
     gauge("mlmclm_study_info").set(1, tags={label: ascii_label(value) for label, value in tags.items()})
 
 
-def compute(
-    sweep: StudySweep,
-    session: Session,
-    *,
-    on_plan: Callable[[tuple[ListedCell, ...]], None] = lambda cells: None,
-    wait_for_nodes: float = SECONDS_FOR_NODES,
-) -> SweepOutcome:
+def compute(sweep: StudySweep, session: Session, *, wait_for_nodes: float = SECONDS_FOR_NODES) -> SweepOutcome:
     """Compute the missing cells of a sweep; open a Ray session only if there are any.
 
     Models that the study trained are verified first, if cells of theirs are missing.
 
     Args:
-        on_plan: called with the cells whenever they are planned.
         wait_for_nodes: as in `SweepOptions`.
 
     Raises:
@@ -173,7 +165,7 @@ def compute(
 
     def plan() -> Planned:
         planned = sweep.plan()
-        on_plan(write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned))
+        write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned)
         return planned
 
     # Planned again once the results that choose starting weights are there.

@@ -36,23 +36,21 @@ class Manifest:
     """The most cells that later results may add (`Planned.to_come`)."""
 
 
-def write_manifest(folder: Path, name: str, planned: Planned) -> tuple[ListedCell, ...]:
-    """Write the manifest of a sweep that is about to run into its folder, `store/studies/NAME`, and return its cells.
+def write_manifest(folder: Path, name: str, planned: Planned) -> None:
+    """Write the manifest of a sweep that is about to run into its folder, `store/studies/NAME`.
 
     Raises:
         EnvironmentFault: the disk is full or not writable.
     """
-    cells = listed(planned.cells)
     value = {
         "name": name,
         "planned": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in cells],
+        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
         "waiting": planned.waiting,
         **({"to_come": planned.to_come} if planned.to_come else {}),
     }
     write_atomic(folder / FILE, canonical_json(sealed(value)) + "\n")
     send_file(folder / FILE)
-    return cells
 
 
 def listed(cells: Iterable[Cell]) -> tuple[ListedCell, ...]:

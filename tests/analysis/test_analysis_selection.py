@@ -23,7 +23,7 @@ from mlmclm.errors import UserError
 from mlmclm.results.intervals import student
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.studies.follower import CellGroup, TrackedStudy, summary_of
+from mlmclm.studies.follower import TrackedStudy, summary_of
 from mlmclm.studies.study_sweep import setting_of
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
@@ -404,8 +404,7 @@ def test_a_sweep_s_scores_have_the_ranges_that_their_families_declare(
     for table, *columns in tables:
         low, mean = (table[column].item() for column in columns)
         assert lowest < low < mean - 0.01
-    group = CellGroup("m", "sst2", {}, limits=(lowest, 1.0))
-    (record,) = summary_of(TrackedStudy(tmp_path, "study"), group, made)
+    (record,) = summary_of("study", TrackedStudy(), made)
     assert {name: value for name, value, *_ in record.metrics}["score_low"] == sweep.best["score_low"].item()
 
 

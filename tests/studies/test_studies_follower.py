@@ -11,9 +11,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,61 +26,68 @@ import mlmclm
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.seeds import Seeds, seed_value
 from mlmclm.storage.checksums import write_checksums
+from mlmclm.storage.files import only_one
 from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies import follower as follower_module
 from mlmclm.studies import follower_process
-from mlmclm.studies.follower import CellGroup, FollowedStage, Follower, TrackedStudy, summary_of
-from mlmclm.studies.follower_process import FollowerProcess
-from mlmclm.sweeps.manifest import listed
+from mlmclm.studies.follower import FILE, FollowedStage, Follower, TrackedStudy, summary_of, write_study
+from mlmclm.studies.follower_process import following
+from mlmclm.studies.place import LOCK
+from mlmclm.studies.study_file import SweepFile
+from mlmclm.studies.study_tracking import follow
+from mlmclm.sweeps.manifest import listed, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking.address import default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
 from mlmclm.tracking.database import make_usable, sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
-from mlmclm.tracking.views import group_record, stage_record
+from mlmclm.tracking.views import group_record, model_record, stage_record
 from small_mlflow import client, names, runs
 from small_results import make_result
 from sweep_cells import make_cells
 
-LIMITS = "LIMIT_AFTER_ERROR = follower_process.LIMIT_IF_TERMINATED = follower_process.SECONDS_TO_END"
+LIMITS = "LIMIT_AFTER_ERROR = follower_process.LIMIT_IF_TERMINATED = follower_process.SECONDS_TO_END = 300.0"
 PATIENT = f"""
 from mlmclm.studies import follower_process
-follower_process.{LIMITS} = 300.0
+follower_process.{LIMITS}
 follower_process.PROGRAM = follower_process.PROGRAM.replace(
-    "main()", "from mlmclm.studies import follower_process; follower_process.{LIMITS} = 300.0; main()"
+    "main()", "from mlmclm.studies import follower_process; follower_process.{LIMITS}; follower_process.TIMEOUT = 200.0; main()"
 )
 """
 """A slow machine writes in five minutes what others write in the seconds that a process has at its end."""
 DRIVER = f"""{PATIENT}
 import sys, time
 from pathlib import Path
-from mlmclm.studies.follower import TrackedStudy
-from mlmclm.studies.follower_process import FollowerProcess
-from mlmclm.sweeps.manifest import listed
-from sweep_cells import make_cells
-with FollowerProcess(TrackedStudy(Path(sys.argv[1]), "study", cells=tuple(listed(make_cells(40)))), sys.argv[2]):
-    time.sleep(300)
+from mlmclm.storage.files import only_one
+from mlmclm.studies.follower_process import following
+with only_one(Path(sys.argv[1]) / "studies" / "study" / ".lock", "study"):
+    with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2]):
+        time.sleep(300)
 """
 """A study's process that is killed."""
 STOPPED = f"""{PATIENT}
 import sys, time
 from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
-from mlmclm.studies.follower import TrackedStudy
-from mlmclm.studies.follower_process import FollowerProcess
-from mlmclm.tracking.records import RunRecord
-study = TrackedStudy(Path(sys.argv[1]), "study", records=(RunRecord("p", "parent", status="RUNNING"),))
-with ended_by_signals(), FollowerProcess(study, sys.argv[2]):
-    time.sleep(300)
+from mlmclm.storage.files import only_one
+from mlmclm.studies.follower import TrackedStudy, write_study
+from mlmclm.studies.follower_process import following
+folder = Path(sys.argv[1]) / "studies" / "study"
+with ended_by_signals(), only_one(folder / ".lock", "study"):
+    end = lambda status: write_study(folder, TrackedStudy(status))
+    with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2], on_end=end):
+        time.sleep(300)
 """
 """A study's process that is ended, as a command is."""
 NOTEBOOK = """
 from pathlib import Path
-from mlmclm.studies.follower import TrackedStudy
-from mlmclm.studies.follower_process import FollowerProcess
-with FollowerProcess(TrackedStudy(Path(sys.argv[1]), "study"), sys.argv[2]):
+from mlmclm.studies.follower_process import following
+with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2]):
     pass
 """
+MODEL = model_record("study", "a", about={"objective": "clm"}, status="RUNNING")
+"""The run of the model whose cells are followed."""
 RECORDS = (RunRecord("p", "parent", metrics=[("m", 0.5, 0, 1000)]), RunRecord("c", "child", parent_key="p"))
 
 
@@ -113,14 +121,36 @@ def whole(follower: Follower) -> Follower:
 
 
 def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None, **given: Any) -> Follower:
-    study = TrackedStudy(store, "study", cells=tuple(listed(cells)), **given)
-    return Follower(study, address or default_address(store))
+    study = TrackedStudy(cells=tuple(listed(cells)), **given)
+    return Follower(store, "study", study, address or default_address(store))
 
 
-def process(store: Path, cells: Sequence[Cell] = (), address: str | None = None, timeout: float = 200) -> Any:
-    """A follower of cells in a process of its own."""
-    address = address or default_address(store)
-    return FollowerProcess(TrackedStudy(store, "study", address, timeout, cells=tuple(listed(cells))), address)
+class Driver:
+    """A study's process: it holds the lock of the study's folder, and writes its runs there."""
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        self._folder, self._study = folder, TrackedStudy()
+        self.tell(**given)
+
+    def tell(self, **changes: Any) -> None:
+        self._study = replace(self._study, **changes)
+        write_study(self._folder, self._study)
+
+
+@contextmanager
+def driver(
+    store: Path, cells: Sequence[Cell] = (), address: str | None = None, records: Sequence[RunRecord] = ()
+) -> Iterator[Driver]:
+    """A study with cells of the model `a`, and a follower in a process of its own."""
+    folder, address = store / "studies" / "study", address or default_address(store)
+    with only_one(folder / LOCK, "study"):
+        made = Driver(folder, records=(*([MODEL] if cells else []), *records))
+        write_manifest(folder, "study", Planned(list(cells)))
+        shown = without_password(address)
+        with following(store, "study", address, shown, on_end=lambda status: made.tell(status=status)) as made.process:
+            yield made
 
 
 def keys(store: Path, address: str | None = None) -> list[str]:
@@ -143,9 +173,9 @@ def said(capfd: pytest.CaptureFixture[str]) -> str:
 def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_is_whole(store: Path) -> None:
     cells = [*make_cells(3, model="a"), *make_cells(3, model="b")]
     about = {"objective": "clm"}
-    announced = tuple(group_record("study", model, "sst2", about=about, status="RUNNING") for model in ("a", "b"))
-    groups = tuple(CellGroup(model, "sst2", about, (0.0, 1.0)) for model in ("a", "b"))
-    follower = begun(store, cells, records=announced, groups=groups)
+    announced = [group_record("study", model, "sst2", about=about, status="RUNNING") for model in ("a", "b")]
+    models = [model_record("study", model, about=about, status="RUNNING") for model in ("a", "b")]
+    follower = begun(store, cells, records=(*models, *announced))
     filed(store, cells[:2])
     while len(keys(store)) < 2:
         follower.step()
@@ -165,8 +195,7 @@ def test_results_are_found_as_they_are_filed_and_a_group_is_summarised_once_it_i
 
 def test_a_summary_names_the_best_setting_beside_the_rate() -> None:
     results = [make_result(setting=point, key=f"{point}-key") for point in ("epochs 2", "epochs 3")]
-    group = CellGroup(results[0]["model"], results[0]["task"], {}, (0.0, 1.0))
-    (found,) = summary_of(TrackedStudy(Path(), "study"), group, results)
+    (found,) = summary_of("study", TrackedStudy(), results)
     assert found.tags["mlmclm.learning_rates"] == "1e-3, epochs 2", "the first of equal ones"
 
 
@@ -263,18 +292,17 @@ def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority")
 def test_who_waits_for_it_gives_it_the_priority_of_the_driver(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, own, found = process(store), psutil.Process().nice(), list[int]()
-    other, waits = psutil.Process(made._process.pid), made._process.wait
-    while other.nice() != min(19, own + follower_process.NICE):
-        time.sleep(0.02)
+    own, found = psutil.Process().nice(), list[int]()
+    with driver(store) as made:
+        other, waits = psutil.Process(made.process.pid), made.process.wait
+        while other.nice() != min(19, own + follower_process.NICE):
+            time.sleep(0.02)
 
-    def wait(limit: float | None = None) -> Any:
-        found.extend([] if found else [other.nice()])
-        return waits(limit)
+        def wait(limit: float | None = None) -> Any:
+            found.extend([] if found else [other.nice()])
+            return waits(limit)
 
-    monkeypatch.setattr(made._process, "wait", wait)
-    with made:
-        pass
+        monkeypatch.setattr(made.process, "wait", wait)
     assert found == [own]
 
 
@@ -354,23 +382,21 @@ def test_all_that_a_study_tells_arrives_at_the_process(store: Path) -> None:
         artifacts=[(store / "report.html", "reports")],
         inputs=[DataSet("set", "d" * 64, "here", "pretraining")],
     )
-    with process(store, cells) as made:
-        made.tell(records=(parent,), groups=(CellGroup("a", "sst2", {"objective": "clm"}, (-math.inf, math.inf)),))
-    cell, found = sorted(runs(store), key=lambda run: str(run.info.run_name), reverse=True)
+    with driver(store, cells) as made:
+        made.tell(records=(MODEL, parent))
+    cell, found, _ = sorted(runs(store), key=lambda run: str(run.info.run_name), reverse=True)
     assert (cell.data.params["seed"], cell.data.params["objective"]) == (str(own), "clm")
     assert (found.data.params, found.data.metrics) == ({"a": "ä"}, {"m": 0.5})
     assert [data.dataset.name for data in found.inputs.dataset_inputs] == ["set"]
     assert [item.path for item in client(store).list_artifacts(found.info.run_id, "reports")] == ["reports/report.html"]
-    assert not list((store / "mlflow").glob(".following-*"))
 
 
 def test_a_password_is_neither_shown_nor_on_the_command_line_nor_on_the_disk(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     address = "postgresql://me:pa5sw0rd@127.0.0.1:1/db"
-    study = TrackedStudy(store, "study", without_password(address), records=RECORDS)
-    with pytest.raises(KeyError), FollowerProcess(study, address) as made:
-        assert "pa5sw0rd" not in " ".join(psutil.Process(made._process.pid).cmdline())
+    with pytest.raises(KeyError), driver(store, address=address, records=RECORDS) as made:
+        assert "pa5sw0rd" not in " ".join(psutil.Process(made.process.pid).cmdline())
         assert [path for path in store.rglob("*") if path.is_file() and b"pa5sw0rd" in path.read_bytes()] == []
         raise KeyError
     found = said(capfd)
@@ -380,34 +406,35 @@ def test_a_password_is_neither_shown_nor_on_the_command_line_nor_on_the_disk(
 def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with sqlite3.connect(store / "mlflow" / "mlflow.db") as connection:
         connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
-    with process(store) as made:
-        made.tell(records=(RunRecord("a", "a", params={"name": "text"}),))
+    with driver(store, records=[RunRecord("a", "a", params={"name": "text"})]):
+        pass
     found = said(capfd)
     assert "params has no column named value" in found or "no such column" in found
     assert "Traceback" not in found and found.count("lacks 1 run") == 1
 
 
 def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
-    store: Path, capfd: pytest.CaptureFixture[str]
+    store: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     filed(store, cells := make_cells(2))
-    with process(store, cells, address, timeout=3):
+    monkeypatch.setattr(follower_process, "PROGRAM", follower_process.PROGRAM.replace("200.0", "3.0"))
+    with driver(store, cells, address):
         pass
     found = said(capfd)
-    assert f"MLflow at {address} lacks 2 runs" in found
+    assert f"MLflow at {address} lacks 3 runs" in found
     assert "the same command run again, or `mlmclm tracking sync STUDY.yaml`, writes what is missing" in found
 
 
 def test_a_study_that_fails_does_not_wait_for_mlflow(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_process, "LIMIT_AFTER_ERROR", 0.1)
     monkeypatch.setattr(follower_process, "SECONDS_TO_END", 0.1)
-    with pytest.raises(KeyError), process(store) as made:
-        made._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(KeyError), driver(store) as made:
+        made.process.send_signal(signal.SIGSTOP)
         raise KeyError
-    assert made._process.returncode == -signal.SIGKILL
+    assert made.process.returncode == -signal.SIGKILL
 
 
 def address_of(store: Path, place: str) -> str:
@@ -429,7 +456,7 @@ def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_the
     store: Path, place: str, error: type[BaseException], status: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     address = address_of(store, place)
-    with pytest.raises(error), process(store, address=address) as made:
+    with pytest.raises(error), driver(store, address=address) as made:
         made.tell(records=(ANNOUNCED[0], DONE))
         while "done" not in statuses(store, address):
             time.sleep(0.05)
@@ -453,6 +480,7 @@ def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_the
 )
 def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, place: str, how: str) -> None:
     address = address_of(store, place)
+    write_study(store / "studies" / "study", TrackedStudy(records=(RunRecord("p", "parent", status="RUNNING"),)))
     words = [sys.executable, "-c", STOPPED, str(store), address]
     driver = subprocess.Popen(
         words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}, stderr=subprocess.PIPE
@@ -482,19 +510,18 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
 ) -> None:
     address, cells = elsewhere(store), make_cells(30)
     filed(store, cells[:3])
-    made = process(store, cells, address)
-    while len(keys(store, address)) < 3:
-        time.sleep(0.05)
-    with closing(sqlite3.connect(address.removeprefix("sqlite:///"), timeout=1500)) as lock:
-        lock.execute("BEGIN IMMEDIATE")  # it writes no more
-        filed(store, cells[3:])
-        made._process.kill()
-        made._process.wait()
-    with made:
-        made.tell(records=RECORDS)
+    with driver(store, cells, address) as made:
+        while len(keys(store, address)) < 3:
+            time.sleep(0.05)
+        with closing(sqlite3.connect(address.removeprefix("sqlite:///"), timeout=1500)) as lock:
+            lock.execute("BEGIN IMMEDIATE")  # it writes no more
+            filed(store, cells[3:])
+            made.process.kill()
+            made.process.wait()
+        made.tell(records=(MODEL, *RECORDS))
     assert "ended by itself, with exit code -9" in said(capfd)
     assert keys(store, address) == sorted(map(cell_key, cells[:3]))
-    with process(store, cells, address):
+    with driver(store, cells, address):
         pass
     assert keys(store, address) == sorted(map(cell_key, cells))
     assert "lacks" not in said(capfd)
@@ -502,6 +529,8 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
 
 def test_it_ends_with_a_driver_that_is_killed(store: Path) -> None:
     filed(store, cells := make_cells(40))
+    Driver(folder := store / "studies" / "study", records=(MODEL,))
+    write_manifest(folder, "study", Planned(cells))
     words = [sys.executable, "-c", DRIVER, str(store), default_address(store)]
     driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))})
     while not keys(store):
@@ -537,20 +566,40 @@ def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
     filed(store, cells := make_cells(400))
     address = elsewhere(store)  # which takes one run at a time
     monkeypatch.setattr(follower_process, "PROGRAM", follower_process.PROGRAM.replace("300.0", "0.0"))
-    made = process(store, cells, address)
-    waits = made._process.wait
+    with pytest.raises(KeyboardInterrupt), driver(store, cells, address) as made:
+        process, waits = made.process, made.process.wait
 
-    def wait(limit: float | None = None) -> Any:
-        if limit is not None or made._process.poll() is not None:
-            return waits(limit)
-        while not keys(store, address):
-            time.sleep(0.05)
-        raise KeyboardInterrupt
+        def wait(limit: float | None = None) -> Any:
+            if limit is not None or process.poll() is not None:
+                return waits(limit)
+            while not keys(store, address):
+                time.sleep(0.05)
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), made:
-        patch.setattr(made._process, "wait", wait)
+        monkeypatch.setattr(process, "wait", wait)
     assert re.search(r"lacks \d+ runs \(interrupted\)", said(capfd))
-    assert made._process.poll() is not None
+    assert process.poll() is not None
+
+
+def test_another_process_follows_a_study_until_it_has_ended(store: Path) -> None:
+    cells, folder = make_cells(3), store / "studies" / "study"
+    filed(store, cells[:2])
+    study = SweepFile(name="study", models={"a": "anywhere"}, space="quickstart")
+    with only_one(folder / LOCK, "study"):
+        made = Driver(folder, records=(MODEL,))
+        write_manifest(folder, "study", Planned(cells))
+        thread = threading.Thread(target=follow, args=(study, store))
+        thread.start()
+        while len(keys(store)) < 2:
+            time.sleep(0.05)
+        (folder / FILE).write_text("{")  # somebody edits it
+        filed(store, cells[2:])
+        while len(keys(store)) < 3:
+            time.sleep(0.05)
+        assert thread.is_alive()
+        made.tell(status="FINISHED")
+        thread.join()
+    assert keys(store) == sorted(map(cell_key, cells))
 
 
 def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> None:
@@ -563,7 +612,7 @@ def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> Non
 
 def test_a_summary_that_comes_late_does_not_replace_that_of_the_whole_study(store: Path) -> None:
     cells = make_cells(3, model="a")
-    follower = begun(store, cells, groups=(CellGroup("a", "sst2", {}, (0.0, 1.0)),))
+    follower = begun(store, cells)
     filed(store, cells)
     told(follower, records=(group_record("study", "a", "sst2", metrics={"score": 0.25}),))
     for _ in range(20):  # the study takes a while from its analysis to its end

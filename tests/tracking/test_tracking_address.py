@@ -17,12 +17,13 @@ from mlflow.tracking import MlflowClient
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_state
-from mlmclm.storage.files import machine
-from mlmclm.studies.place import Place
+from mlmclm.storage.files import machine, only_one
+from mlmclm.studies.place import LOCK, Place
 from mlmclm.studies.study_file import StudyFile
-from mlmclm.studies.study_tracking import GRAFANA_VARIABLES, StudyTracking, other_pages, recorded_runs
-from mlmclm.sweeps.manifest import listed
+from mlmclm.studies.study_tracking import GRAFANA_VARIABLES, other_pages, recorded_runs, tracked
+from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking import address
 from mlmclm.tracking.address import (
     VARIABLE,
@@ -32,7 +33,7 @@ from mlmclm.tracking.address import (
     experiment_id,
     without_password,
 )
-from mlmclm.tracking.views import sweep_record
+from mlmclm.tracking.views import model_record, sweep_record
 from small_mlflow import export, runs
 from small_results import make_result
 from sweep_cells import make_cell
@@ -135,10 +136,10 @@ def test_a_dead_mlflow_tracking_uri_is_refused_before_any_work_with_what_to_do(
     address = f"http://127.0.0.1:{closed_port()}"
     monkeypatch.setenv(VARIABLE, address)
     with pytest.raises(EnvironmentFault, match=rf"^{VARIABLE}: The MLflow server at {address} .*Unset {VARIABLE}"):
-        StudyTracking(study(), Place(tmp_path))
+        tracked(study(), Place(tmp_path)).__enter__()
     monkeypatch.setenv(VARIABLE, "databricks")
     with pytest.raises(UserError, match=rf"^{VARIABLE}: unknown MLflow address 'databricks'"):
-        StudyTracking(study(), Place(tmp_path))
+        tracked(study(), Place(tmp_path)).__enter__()
     assert not any(tmp_path.iterdir())
 
 
@@ -147,11 +148,11 @@ def test_mlflow_tracking_uri_is_used_and_said(
 ) -> None:
     address = f"sqlite:///{tmp_path / 'mine.db'}"
     monkeypatch.setenv(VARIABLE, address)
-    with StudyTracking(study(), Place(tmp_path / "store")) as tracking:
+    with tracked(study(), Place(tmp_path / "store")) as tracking:
         assert tracking.elsewhere == address
     assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
     monkeypatch.delenv(VARIABLE)
-    with StudyTracking(study(), Place(tmp_path / "store")) as tracking:
+    with tracked(study(), Place(tmp_path / "store")) as tracking:
         assert tracking.elsewhere is None
 
 
@@ -164,17 +165,18 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     monkeypatch.setenv(VARIABLE, address)
     cell = make_cell()
     ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model))
-    with StudyTracking(study(), Place(store)) as tracking:
-        tracking.cells(listed([cell]))
+    folder = Place(store).study_folder("s")
+    with only_one(folder / LOCK, "s"), tracked(study(), Place(store)) as tracking:
+        write_manifest(folder, "s", Planned([cell]))
+        tracking.tell(records=(model_record("s", cell.model, about={}),))
         assert tracking.elsewhere == address
     assert f"MLflow: runs are written to {address} ({VARIABLE})" in " ".join(capfd.readouterr().err.split())
-    (run,) = runs(store, experiment="s")
-    assert run.data.tags["mlmclm.kind"] == "cell"
+    assert sorted(run.data.tags["mlmclm.kind"] for run in runs(store, experiment="s")) == ["cell", "model"]
     with pytest.raises(EnvironmentFault, match="doesn't answer"):
-        StudyTracking(study(), Place(tmp_path / "other"))
+        tracked(study(), Place(tmp_path / "other")).__enter__()
     write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
     with pytest.raises(EnvironmentFault, match="doesn't answer"):  # a service that uses another's server
-        StudyTracking(study(), Place(store))
+        tracked(study(), Place(store)).__enter__()
 
 
 def test_a_study_links_to_the_programs_whose_addresses_are_known(

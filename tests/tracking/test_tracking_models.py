@@ -14,7 +14,7 @@ import pytest
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.summary import model_metrics
-from mlmclm.studies.follower import CellGroup, TrackedStudy, summaries
+from mlmclm.studies.follower import TrackedStudy, summaries
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import source_of
 from mlmclm.tracking import saved_views, views
@@ -55,7 +55,7 @@ def study(source: str | dict[str, str] = "", scores: float = 1.0) -> list[RunRec
     rows = results()
     for row in rows:
         row["scores"]["test"] = {"accuracy": row["scores"]["test"]["accuracy"] * scores}
-    groups = tuple(CellGroup(model, "sst2", {"objective": "clm"}, (0.0, 1.0), source) for model in "ab")
+    models = tuple(views.model_record("study", model, about={"objective": "clm"}) for model in "ab")
     stage = views.stage_record(
         "study",
         stage="s",
@@ -68,7 +68,7 @@ def study(source: str | dict[str, str] = "", scores: float = 1.0) -> list[RunRec
     trained = views.trained(stage, [{"step": 10, "loss": 2.0, "time": 10.0}], {})
     given = views.model_record("study", "b", about={"objective": "mlm"}, source="owner/b@main", time_ms=5)
     analysis = analyse(rows)
-    return [trained, given, *summaries(TrackedStudy(Path(), "study", groups=groups), analysis, rows)]
+    return [trained, given, *summaries("study", TrackedStudy(records=models, sources={"sst2": source}), analysis, rows)]
 
 
 def found(store: Path, address: str | None, condition: str, **options: Any) -> list[Any]:
