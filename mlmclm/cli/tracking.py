@@ -8,6 +8,7 @@ import typer
 from typer import Option
 
 from mlmclm.cli import options
+from mlmclm.errors import UserError
 from mlmclm.storage.files import is_locked
 from mlmclm.studies.place import LOCK
 
@@ -40,8 +41,12 @@ def sync(
     from mlmclm.studies.api import open as open_store
     from mlmclm.studies.study_tracking import follow as follow_running
 
+    if follow and to is not None:
+        raise UserError(
+            f"--follow --to {to}: only MLflow can be followed; without --follow, another tracker gets a study that has ended."
+        )
     study = open_store(store, data=data, task_dirs=task_dir).study(file)
-    if follow and to is None and is_locked(study.folder / LOCK):
+    if follow and is_locked(study.folder / LOCK):
         follow_running(study.file, study.place.store)
     else:
         study.report(track=to or True)
