@@ -56,6 +56,9 @@ DIVIDING = frozenset(
 """Keys of DeepSpeed's configuration that only report, or divide the work differently. All others, such as the precision in
 which gradients are added up, may change the weights."""
 
+SCHEDULE = ("warmup_steps", "decay_steps", "decay", "rewarmup_steps")
+"""Fields of the learning rate's schedule, which each phase has of its own."""
+
 
 class LossWeights(Frozen):
     """Factors on a stage's loss before the backward pass, by kind of objective. Reported losses do not include them.
@@ -245,7 +248,7 @@ class Recipe(Frozen):
     def _phases_fit(self) -> Recipe:
         if not self.has_phases:
             return self
-        for field in ("warmup_steps", "decay_steps", "decay", "rewarmup_steps"):
+        for field in SCHEDULE:
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"{field}: the phases have schedules of their own; leave it out")
         for phases in (self.phases, *self.phases_by_size.values()):

@@ -15,7 +15,7 @@ from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans import names
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.recipe import SCHEDULE, Recipe
 
 FOLDER = Path(__file__).parent / "suites"
 """Folder of the packaged suites, one `NAME.yaml` each."""
@@ -77,7 +77,7 @@ class Suite(Frozen):
         return sorted(named - set(sources))
 
     def recipe_over(self, recipe: Recipe, *, where: str, sources: Iterable[str] = ()) -> Recipe:
-        """Return `recipe` with the suite's fields in place of its own.
+        """Return `recipe` with the suite's fields in place of its own; a suite's phases take the place of its schedule.
 
         Args:
             sources: names of the study's corpora.
@@ -86,7 +86,8 @@ class Suite(Frozen):
             UserError: if the combination is invalid, such as a batch that is not divisible by the number of workers.
         """
         overrides = {} if self.recipe is None else self.recipe.model_dump(exclude_unset=True)
-        values = {**recipe.model_dump(), **overrides}
+        replaced = set(SCHEDULE) if self.recipe is not None and self.recipe.has_phases else set()
+        values = {**recipe.model_dump(exclude=replaced), **overrides}
         mixes = {} if self.lacking(sources) else self.mixes
         for phases in (values["phases"], *values["phases_by_size"].values()):
             for phase in phases:

@@ -163,6 +163,12 @@ def test_ettin_s_phases_have_the_published_mixes_in_a_study_with_their_sources(
     assert "lack books, cc-head, code-repositories" in said and "arxiv" not in said
 
 
+def test_a_suite_s_phases_take_the_place_of_the_study_s_schedule() -> None:
+    own = Recipe(block_length=128, batch=32, warmup_steps=7, decay_steps=9, decay="cosine", rewarmup_steps=3)
+    made = find_suite("ettin").recipe_over(own, where="ettin")
+    assert made == find_suite("ettin").recipe_over(Recipe(block_length=128, batch=32), where="ettin")
+
+
 def test_a_suite_s_size_is_that_of_names_without_one(tmp_path: Path) -> None:
     suite = find_suite(
         write(tmp_path, size="2m", models=["clm-100", "mlm40-100", "mntp15-100", "untrained", "1m-clm-100"])
