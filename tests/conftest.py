@@ -50,6 +50,7 @@ FIRST = (
     "test_cli_wrong_inputs.py",
     "test_finetuning_cell.py",
     "test_docs.py",
+    "test_cli_docs.py",
     "test_backends_choice.py",
     "test_backends_liger.py",
     "test_storage_faults.py",

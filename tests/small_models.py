@@ -107,9 +107,9 @@ def save_pronoun_model(folder: Path, words: str = "", pronouns: Sequence[str] = 
     return folder
 
 
-def save_framed_model(folder: Path) -> Path:
+def save_framed_model(folder: Path, *, length: int = 128) -> Path:
     """Write the same model with a tokenizer that turns texts into `<bos> a <eos>` and `<bos> a <eos> b <eos>`."""
-    save_small_model(folder)
+    save_small_model(folder, length=length)
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     template = processors.TemplateProcessing(

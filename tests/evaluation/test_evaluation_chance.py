@@ -15,13 +15,13 @@ import pytest
 import pytrec_eval
 import yaml
 from sklearn.metrics import f1_score
-from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.evaluation.evaluations import named
 from mlmclm.evaluation.winogender import read_winogender
 from mlmclm.reports.paired_models import zero_shot_frame, zero_shot_tables
 from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from small_models import write_table
+from winogender_files import STATISTICS, TEMPLATES
 
 needs = {
     name: pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed: pip install 'mlmclm[evaluation]'")

@@ -17,7 +17,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
-from winogender_files import STATISTICS, TEMPLATES
 
 import mlmclm
 from mlmclm.backends.choice import backend_of
@@ -28,6 +27,7 @@ from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import LanguageModel, scoring_of
 from mlmclm.models.exported_folder import export_folder
 from small_models import save_small_decoder, save_small_model, write_table
+from winogender_files import STATISTICS, TEMPLATES
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = {

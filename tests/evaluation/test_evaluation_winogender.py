@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
-from winogender_files import STATISTICS, TEMPLATES
 
 from mlmclm.errors import UserError
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.evaluation.winogender import GENDERS, mask_shares, read_winogender, sentence_shares
 from small_models import save_pronoun_model
+from winogender_files import STATISTICS, TEMPLATES
 
 WORDS = "The baker pilot guest told that was were late gave hat said saw today asked if knew Someone someone the"
 
