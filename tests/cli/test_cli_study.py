@@ -167,6 +167,8 @@ def test_a_sink_of_another_package_gets_every_run_that_mlflow_has(
         }.items():
             code, _, errors = run_apart(*command, name)
             assert code == 2 and message in errors, errors
+        code, _, errors = run_apart(*command, "lines", "--follow")
+        assert code == 2 and "--follow --to lines: only MLflow can be followed" in errors, errors
     finally:
         KINDS["sink"].forget()
     found = json.loads((store / "tracking" / "lines" / "small" / "small.json").read_text())
