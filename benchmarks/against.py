@@ -38,7 +38,7 @@ def steps() -> None:
     import torch
 
     from mlmclm.models.architectures import ARCHITECTURES
-    from mlmclm.models.build import PretrainingModel, build
+    from mlmclm.models.build import PretrainingModel, build_model
     from mlmclm.models.sizes import SIZES
 
     torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def steps() -> None:
         "max_position_embeddings": LENGTH, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "mask_token_id": 3,
         "tie_word_embeddings": False,
     }  # fmt: skip
-    model = PretrainingModel(build(kind.config_class(**shape), 0), precision="bf16-autocast")
+    model = PretrainingModel(build_model(kind.config_class(**shape), 0), precision="bf16-autocast")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (SEQUENCES, LENGTH), generator=random)

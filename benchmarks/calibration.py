@@ -34,7 +34,7 @@ from mlmclm.analysis.power import smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.simulated_choices import choose, competes
 from mlmclm.results.chance import Chance
-from mlmclm.results.intervals import Estimate, estimate, satterthwaite, unknown
+from mlmclm.results.intervals import Estimate, estimate, satterthwaite, without_error
 from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.results.metrics import Rule
 from mlmclm.seeds import Seed
@@ -422,7 +422,7 @@ def _mixed(scores: Chosen, scenario: Scenario) -> Callable[[tuple[str, str], Seq
     trainings = [repr((*side, seed)) for side, (_, seed, _) in zip(sides, rows, strict=True)]
     freedom = len(set(trainings)) - len(set(sides))
     if len(rows) > MOST_ROWS or not freedom:
-        return lambda models, tasks: unknown(math.nan)
+        return lambda models, tasks: without_error(math.nan)
     design = np.eye(len(cells))[[cells.index(cell) for cell, _, _ in rows]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns where the variance of trainings is 0
@@ -434,7 +434,7 @@ def _mixed(scores: Chosen, scenario: Scenario) -> Callable[[tuple[str, str], Seq
 
     def compare(models: tuple[str, str], tasks: Sequence[str]) -> Estimate:
         if not all((model, task) in scores for model in models for task in tasks):
-            return unknown(math.nan)
+            return without_error(math.nan)
         weights = np.zeros(len(cells))
         for model, sign in zip(models, (1.0, -1.0), strict=True):
             weights[[cells.index((model, task)) for task in tasks]] = sign / len(tasks)
@@ -447,7 +447,7 @@ def _mixed(scores: Chosen, scenario: Scenario) -> Callable[[tuple[str, str], Seq
 def _weighted(groups: Sequence[Sequence[float]], weights: Sequence[float]) -> Estimate:
     """Return a weighted sum of groups' means with Welch's interval; without one where a group has fewer than two scores."""
     if min(map(len, groups)) < 2:
-        return unknown(math.nan)
+        return without_error(math.nan)
     value = math.fsum(weight * float(np.mean(group)) for weight, group in zip(weights, groups, strict=True))
     parts = [
         (weight**2 * float(np.var(group, ddof=1)) / len(group), len(group) - 1)

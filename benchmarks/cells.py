@@ -111,7 +111,7 @@ def prepare(work: Work) -> None:
     from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
     from mlmclm.corpora.prepare_corpus import prepare_corpus
     from mlmclm.models.architectures import weights_of
-    from mlmclm.models.build import build, load_prepared_tokenizer, model_config
+    from mlmclm.models.build import build_model, load_prepared_tokenizer, model_config
     from mlmclm.models.exported_folder import export_folder
     from mlmclm.tasks.declared_tasks import get_task
     from mlmclm.tasks.load import load_task
@@ -122,7 +122,7 @@ def prepare(work: Work) -> None:
             block_length=LENGTH, store=work.place / "corpus", data_root=work.data,
         )  # fmt: skip
         config = model_config(work.size, load_prepared_tokenizer(corpus.tokenizer), LENGTH)
-        export_folder(work.model, weights_of(build(config, 0)), config, corpus.tokenizer, card="")
+        export_folder(work.model, weights_of(build_model(config, 0)), config, corpus.tokenizer, card="")
     for task in TASKS:
         if not (work.splits / task).is_dir():
             import pyarrow.parquet as parquet
@@ -254,7 +254,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
             setattr(optimizer, name, ranged("optimizer", getattr(optimizer, name)))
         return optimizer
 
-    train, optimizer_for = loop.train, loop.optimizer_for
+    train, optimizer_for = loop.fine_tune, loop.optimizer_for
     with ExitStack() as stack:
         stack.enter_context(patch.object(run, "train", watched))
         stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))

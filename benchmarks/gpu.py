@@ -36,7 +36,7 @@ from mlmclm.backends.choice import autocast, backend_of, backends_of
 from mlmclm.backends.device_kinds import BACKEND
 from mlmclm.backends.packing import Packing
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import PretrainingModel, build, model_config
+from mlmclm.models.build import PretrainingModel, build_model, model_config
 from mlmclm.models.encoder import encode, pool
 
 WARM, TIMED = 3, 10
@@ -80,7 +80,7 @@ def random_model(size: str, length: int) -> PreTrainedModel:
         tokenizer_object=Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<pad>")),
         pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>",
     )  # fmt: skip
-    return build(model_config(size, tokenizer, length), 0)
+    return build_model(model_config(size, tokenizer, length), 0)
 
 
 def pretraining(size: str, length: int, batch: int, device: torch.device) -> Iterator[Work]:

@@ -14,7 +14,7 @@ from benchmarks.results import machine, write_section
 from benchmarks.run import measure
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.row_lengths import document_lengths
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 
 EOS = 2
 SHAPE = {
@@ -35,7 +35,7 @@ def compare(config: PreTrainedConfig, sequences: int, length: int, mean: int) ->
     """Return the seconds of a step within documents, whose ends are found in it, and of one over whole blocks; MLM at 40 %."""
     ids = documents(sequences, length, mean)
     labels = torch.where(torch.rand(ids.shape) < 0.4, ids, -100)
-    model = PretrainingModel(build(config, 0), precision="bf16-autocast")
+    model = PretrainingModel(build_model(config, 0), precision="bf16-autocast")
 
     def apart() -> None:
         model(ids, labels, False, Packing.of(document_lengths(ids.numpy(), EOS), fine=True)).backward()

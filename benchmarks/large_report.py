@@ -18,7 +18,7 @@ from benchmarks.results import machine, write_section
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Record
 from mlmclm.answers.named_facts import phase_facts
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.write_report import write_report
 from mlmclm.studies.study_file import StudyFile, load_study
@@ -33,7 +33,7 @@ BEST, STEP_COST, NOISE = 3, 0.01, 0.008
 def facts_of(file: StudyFile) -> StudyFacts:
     """Return the facts of the published study, without those that only trained models have."""
     space = find_space("paper")
-    plans = {name: parse(name) for name in file.models}
+    plans = {name: parse_name(name) for name in file.models}
     models = [
         ModelFacts(name, "pretrained", size=plan.size, phases=phase_facts(plan), tokens=plan.steps)
         for name, plan in plans.items()

@@ -22,9 +22,9 @@ from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 from mlmclm.cluster.worker_environment import worker_environment
 from mlmclm.launches.run_stage import run_stage
 from mlmclm.models.sizes import SIZES, parameters
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import fingerprint, make_plan
+from mlmclm.plans.stages import make_plan, study_fingerprint
 
 SIZE = "210m"
 WORKERS = 2
@@ -63,7 +63,7 @@ def measure(size: str, stage: int, folder: Path) -> Measured:
         block_length=LENGTH, batch=ROWS * WORKERS, peak_learning_rate=1e-4, warmup_steps=1, decay_steps=1, workers=WORKERS,
         zero_stage=stage, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
     )  # fmt: skip
-    plan = make_plan([parse(f"{size}-mlm40-{STEPS}")], recipe)
+    plan = make_plan([parse_name(f"{size}-mlm40-{STEPS}")], recipe)
     seen: list[dict[str, Any]] = []
 
     def observe(records: list[dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ def measure(size: str, stage: int, folder: Path) -> Measured:
     with ray_session(folder / "store", num_cpus=WORKERS):
         run_stage(
             plan.stages[0], store=folder / "store", corpus=prepared, recipe=recipe,
-            fingerprint=fingerprint(recipe, prepared.key, VOCABULARY), device="cpu", observer=observe,
+            fingerprint=study_fingerprint(recipe, prepared.key, VOCABULARY), device="cpu", observer=observe,
         )  # fmt: skip
     peaks = float(max(record["memory"] for record in seen)), float(seen[-1]["memory"])
     return Measured(peaks, statistics.median(record["step_seconds"] for record in seen))

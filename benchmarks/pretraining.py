@@ -36,9 +36,9 @@ from mlmclm.models.sizes import SIZES, training_flops
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.objective import parse_objective
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import fingerprint, make_plan
+from mlmclm.plans.stages import make_plan, study_fingerprint
 
 SIZE = "32m"
 VOCABULARY = 32_768
@@ -91,7 +91,7 @@ def trainer(folder: Path, objective: str) -> list[float]:
         TrainingArguments,
     )
 
-    from mlmclm.models.build import build, load_prepared_tokenizer, model_config
+    from mlmclm.models.build import build_model, load_prepared_tokenizer, model_config
 
     prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
     tokenizer = load_prepared_tokenizer(prepared.tokenizer)
@@ -100,7 +100,7 @@ def trainer(folder: Path, objective: str) -> list[float]:
     if parsed.causal:
         model = LlamaForCausalLM(LlamaConfig(**{**shape.to_dict(), "model_type": "llama"}))
     else:
-        model = build(shape, 0)
+        model = build_model(shape, 0)
         assert isinstance(model, EuroBertForMaskedLM)
     rows = [{"input_ids": torch.from_numpy(row)} for row in prepared.train.take(np.arange(BATCH * STEPS["trainer"]))]
     times: list[float] = []
@@ -127,12 +127,12 @@ def bare_step(folder: Path, objective: str) -> Callable[[int], None]:
     import torch
 
     from mlmclm.corpora.tokenizer import vocabulary
-    from mlmclm.models.build import PretrainingModel, build, load_prepared_tokenizer, model_config
+    from mlmclm.models.build import PretrainingModel, build_model, load_prepared_tokenizer, model_config
     from mlmclm.pretraining.collator import Collator
 
     prepared, parsed = corpus(folder), parse_objective(objective, where="benchmark")
     tokenizer = load_prepared_tokenizer(prepared.tokenizer)
-    model = PretrainingModel(build(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
+    model = PretrainingModel(build_model(model_config(SIZE, tokenizer, LENGTH), 0), precision="bf16-autocast")
     label = Collator(parsed, vocabulary(prepared.tokenizer), Corruption(), 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     rows = np.arange(BATCH // 2)
@@ -191,8 +191,8 @@ def stage(folder: Path, objective: str, way: str) -> tuple[list[float], float]:
         block_length=LENGTH, batch=BATCHES[way], peak_learning_rate=1e-4, warmup_steps=2, decay_steps=2,
         workers=workers, checkpoint_every=10**6, evaluate_every=10**6, evaluation_blocks=2, max_failures=0,
     )  # fmt: skip
-    mark = fingerprint(recipe, prepared.key, VOCABULARY)
-    plan = make_plan([parse(f"{SIZE}-{objective}-{STEPS[way]}")], recipe)
+    mark = study_fingerprint(recipe, prepared.key, VOCABULARY)
+    plan = make_plan([parse_name(f"{SIZE}-{objective}-{STEPS[way]}")], recipe)
     seen: list[dict[str, Any]] = []
     prepare_environment()
     with ray_session(folder / "store", num_cpus=workers):

@@ -28,7 +28,7 @@ from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.models.architectures import FRESH
-from mlmclm.models.build import PretrainingModel, build, load_prepared_tokenizer
+from mlmclm.models.build import PretrainingModel, build_model, load_prepared_tokenizer
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.objectives.corruption import Corruption
 from mlmclm.objectives.objective import Masking, parse_objective
@@ -67,7 +67,7 @@ def train(way: str, objective_name: str, seed: int, corpus: PreparedCorpus, sett
     objective, words = parse_objective(objective_name, where="objective"), vocabulary(corpus.tokenizer)
     config = FRESH[setting.shape.architecture](setting.shape, load_prepared_tokenizer(corpus.tokenizer), setting.length)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = PretrainingModel(build(config, seed).to(device), precision=STREAMS[way])
+    model = PretrainingModel(build_model(config, seed).to(device), precision=STREAMS[way])
     steps, batch, peak = setting.steps, setting.batch, setting.peak
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 

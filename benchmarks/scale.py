@@ -28,12 +28,12 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.filling import CHARACTERS_A_TOKEN
 from mlmclm.corpora.order import sample_rows
 from mlmclm.corpora.read_ahead import STEPS_AHEAD
-from mlmclm.models.architectures import ARCHITECTURES, changed
+from mlmclm.models.architectures import ARCHITECTURES, with_values
 from mlmclm.models.build import model_config
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, parameters, training_flops
 from mlmclm.plans.devices import DEFAULT_UTILISATION, DEVICES
 from mlmclm.plans.recipe import Recipe
-from mlmclm.pretraining.parts import PART_BYTES, divided, owner
+from mlmclm.pretraining.parts import PART_BYTES, names_by_part, owner
 
 Tokens = NDArray[np.int64]
 """Numbers of rows, or of tokens in a corpus."""
@@ -80,10 +80,10 @@ def shares_of_state(size: str, vocabulary: int, workers: int) -> list[list[int]]
     empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"-": 0}, "-")), mask_token="-")
     with torch.device("meta"):
         model = ARCHITECTURES[SIZES[size].architecture].model(
-            changed(model_config(size, empty, 2048), vocab_size=vocabulary)
+            with_values(model_config(size, empty, 2048), vocab_size=vocabulary)
         )
     sizes = {f"{kind}/{name}": 4 * tensor.numel() for kind in "mvw" for name, tensor in model.named_parameters()}
-    parts = divided(sizes, PART_BYTES)
+    parts = names_by_part(sizes, PART_BYTES)
     shares: list[list[int]] = [[] for _ in range(workers)]
     for number, names in enumerate(parts):
         shares[owner(number, len(parts), workers)].append(sum(sizes[name] for name in names))

@@ -31,7 +31,7 @@ from mlmclm.backends.packing import Packing
 from mlmclm.models.architectures import ARCHITECTURES
 from mlmclm.models.build import PretrainingModel
 from mlmclm.models.sizes import PUBLISHED_VOCABULARY, SIZES, training_flops
-from mlmclm.plans.devices import published
+from mlmclm.plans.devices import published_device
 
 WARM, TIMED = 2, 4
 """Steps that don't count, and those that do."""
@@ -162,7 +162,7 @@ def rows(setting: Setting, ways: list[str], device: torch.device) -> Iterator[st
         shape, tokens=setting.tokens, labelled=labelled, length=setting.length // (DOCUMENTS if setting.isolated else 1),
         vocabulary=PUBLISHED_VOCABULARY[shape.architecture], causal=setting.causal,
     )  # fmt: skip
-    gpu = published(backend_of(device).title())
+    gpu = published_device(backend_of(device).title())
     for way in ways:
         if way == "trainer" and (setting.isolated or (setting.causal and shape.architecture == "modernbert")):
             continue  # it isolates no documents, and transformers' ModernBERT is no causal model

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from mlmclm.errors import UserError, cut, meant_path, one_line, unknown
+from mlmclm.errors import UserError, clipped, meant_path, one_line, unknown
 
 MOST_NODES = 100_000
 """Most values that a YAML file may stand for. Aliases (`*name`) count as what they repeat: a few lines of them can stand
@@ -264,7 +264,7 @@ def parse_yaml(content: bytes, where: object) -> Any:
         raise UserError(f"{where}: not valid YAML: {one_line(error)}") from error
 
 
-def overridden(values: Any, changes: Sequence[str], *, where: str) -> Any:
+def with_overrides(values: Any, changes: Sequence[str], *, where: str) -> Any:
     """Return the values of a file with some of them changed.
 
     Args:
@@ -285,12 +285,12 @@ def overridden(values: Any, changes: Sequence[str], *, where: str) -> Any:
             place[part] = {} if place.get(part) is None else place[part]
             place = place[part]
             if not isinstance(place, dict):
-                raise UserError(f"{change}: {part} is {cut(repr(place))} in {where}, which has no keys of its own.")
+                raise UserError(f"{change}: {part} is {clipped(repr(place))} in {where}, which has no keys of its own.")
         place[last] = parse_yaml(text.encode(), change)
     return changed
 
 
-def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:
+def parse_config(model: type[Config], value: Any, *, where: str, context: dict[str, Any] | None = None) -> Config:
     """Build `model` from plain values.
 
     Args:
@@ -314,8 +314,8 @@ def parse(model: type[Config], value: Any, *, where: str, context: dict[str, Any
 
 
 def load_config(model: type[Config], path: Path, *, context: dict[str, Any] | None = None) -> Config:
-    """Build `model` from a YAML file; see `parse`."""
-    return parse(model, read_yaml(path), where=str(path), context=context)
+    """Build `model` from a YAML file; see `parse_config`."""
+    return parse_config(model, read_yaml(path), where=str(path), context=context)
 
 
 def _follows(item: Any) -> bool:
@@ -327,19 +327,19 @@ def _explain(model: type[BaseModel], item: Any, where: str) -> str:
     """Return one line for one pydantic error."""
     # pydantic adds the names of validator functions and a union's tags to the location, which mean nothing to the user.
     location = [part for part in item["loc"] if not (isinstance(part, str) and part.startswith(("function-", "<")))]
-    key = cut(".".join(str(part) for part in location))
+    key = clipped(".".join(str(part) for part in location))
     if item["type"] == "extra_forbidden":
         return str(unknown("key", key, _keys_at(model, location[:-1]), where=where))
     if item["type"] == "missing":
         return f"{where}: key {key!r} is missing."
-    message = cut(item["msg"].removeprefix("Value error, "), LONGEST_MESSAGE)
+    message = clipped(item["msg"].removeprefix("Value error, "), LONGEST_MESSAGE)
     if item["type"] == "tuple_type":  # YAML knows lists only
         message = "expected a list"
     elif item["type"] == "string_type" and not isinstance(item["input"], list | dict):
         message = "expected text. YAML reads no, yes, on, off, null, numbers and dates as something else; put them in quotes, such as 'no'"
     elif isinstance(item["input"], dict | BaseModel):  # about a whole object, whose value is too long to show
         return f"{where}: {': '.join(part for part in (key, message.rstrip('.')) if part)}."
-    return f"{where}: {key}: {message} (got {cut(repr(item['input']))})."
+    return f"{where}: {key}: {message} (got {clipped(repr(item['input']))})."
 
 
 def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:

@@ -58,7 +58,7 @@ def unknown(kind: str, value: object, allowed: Iterable[object], *, where: str =
     names = [str(item) for item in allowed]
     place = f"{where}: " if where else ""
     listed = ", ".join(names) or "(none)"
-    shown = cut(str(value))
+    shown = clipped(str(value))
     return UserError(f"{place}unknown {kind} {shown!r}.{meant(shown, names)} Allowed: {listed}.")
 
 
@@ -82,7 +82,7 @@ def meant_path(path: Path) -> str:
     return ""
 
 
-def cut(text: str, most: int = LONGEST_SHOWN) -> str:
+def clipped(text: str, most: int = LONGEST_SHOWN) -> str:
     """Return a text that a message can show: a longer one ends in "..." and its length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 

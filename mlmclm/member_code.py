@@ -25,8 +25,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlmclm.member_source import ModuleSource, find, follow, imported, parsed
-from mlmclm.own_modules import MAIN, SourceFile, is_own, live_values, loaded_values, read_source, source_of, version_of
+from mlmclm.member_source import ModuleSource, follow, imported, parsed, parsed_source
+from mlmclm.own_modules import (
+    MAIN,
+    SourceFile,
+    is_own,
+    live_values,
+    loaded_values,
+    module_source,
+    read_source,
+    version_of,
+)
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partial, types.MethodType)
@@ -59,7 +68,7 @@ class OwnCode:
             ValueError: a value of a notebook or script is another one now, or a module was loaded again or has other values.
         """
         for name, source in self.sources.items():
-            if name in sys.modules and source_of(name).text != source.text:
+            if name in sys.modules and module_source(name).text != source.text:
                 raise ValueError(f"{source.path} has been loaded again since it was registered: register it again")
         now = own_code(member, anew=False) if self.has_values else self
         if now.hash != self.hash:
@@ -267,7 +276,7 @@ class _Walk:
         changing = set[str]()
         if module in MAIN:
             changing = _changing([self._define(value, _methods(value)).source])
-        elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(find(module)):
+        elif "<locals>" not in value.__qualname__ and value.__qualname__ in _compiled(parsed_source(module)):
             with suppress(AttributeError):
                 current = attrgetter(value.__qualname__)(sys.modules.get(module))
                 if current is not value and isinstance(current, type) and str(current) == str(value):
@@ -293,7 +302,7 @@ class _Walk:
                 codes = _compiled(whole, code.co_flags & __future__.annotations.compiler_flag).get(code.co_qualname, [])
                 codes = [part for part in codes if first <= part.co_firstlineno <= last]
             else:
-                codes = _compiled(find(module)).get(code.co_qualname, [])
+                codes = _compiled(parsed_source(module)).get(code.co_qualname, [])
             if code not in codes:
                 raise _replaced(f"{code.co_qualname} of {module}")
             self.parts.append(str(codes.index(code)))  # which one: lambdas, for instance, share a name

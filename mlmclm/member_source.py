@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from mlmclm.own_modules import MAIN, find_source, is_own, source_of
+from mlmclm.own_modules import MAIN, find_source, is_own, module_source
 
 _RUNS_CODE = {
     "__builtins__", "__import__", "__subclasses__", "_gcd_import", "entry_points", "exec_module", "import_module", "load_module",
@@ -289,14 +289,14 @@ def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource]
             continue
         spec = find_source(module)
         if spec is not None and spec.has_location:  # a folder without __init__.py has no source
-            modules[module] = find(module, anew=anew)
+            modules[module] = parsed_source(module, anew=anew)
             left += imported(modules[module])
     return modules, packages
 
 
-def find(module: str, *, anew: bool = False) -> ModuleSource:
-    """Return the source of an own module (`own_modules.source_of`)."""
-    file = source_of(module, anew=anew)
+def parsed_source(module: str, *, anew: bool = False) -> ModuleSource:
+    """Return the source of an own module (`own_modules.module_source`)."""
+    file = module_source(module, anew=anew)
     return parsed(*file, module if file.is_package else module.rpartition(".")[0])
 
 
@@ -327,7 +327,7 @@ def imported(source: ModuleSource) -> Iterator[str]:
             yield entry.module
             below = {entry.name: entry.alias}
             if entry.name == "*" and spec.has_location and spec.submodule_search_locations is not None:
-                package = find(entry.module)
+                package = parsed_source(entry.module)
                 if package.computes_all:
                     raise ValueError(
                         f"{package.path}: {source.path} imports * from it, and its __all__ is computed: write its names as texts"

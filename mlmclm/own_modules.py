@@ -104,7 +104,7 @@ def read_source(module: str, spec: importlib.machinery.ModuleSpec | None = None)
     return SourceFile(str(spec.origin), str(text), spec.submodule_search_locations is not None)
 
 
-def source_of(module: str, *, anew: bool = False) -> SourceFile:
+def module_source(module: str, *, anew: bool = False) -> SourceFile:
     """Return the source that a module was loaded from, or from which this process will load it.
 
     Args:

@@ -127,13 +127,13 @@ class Registry(Generic[Value]):
             except (Exception, SystemExit) as error:  # whatever the member raises
                 if name in self._broken:
                     reasons.append(str(error))
-                    say_left_out(reasons[-1])
+                    report_left_out(reasons[-1])
                     continue
                 if self.is_built_in(name):
                     raise
                 said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 reasons.append(f"{self.kind} {name!r}: {said}")
-                say_left_out(f"{self.described(name)}: {said}")
+                report_left_out(f"{self.described(name)}: {said}")
         return results, reasons
 
     def items(self) -> Iterable[tuple[str, Value]]:
@@ -238,12 +238,12 @@ class Registry(Generic[Value]):
         items = _defined_in(self._package, self._type if self._base else None) if self._package else ()
         members = [RegistryEntry(_name_of(item), item, f"{item.__module__}.{item.__qualname__}") for item in items]
         points = () if self._folders else self.points()
-        members += [RegistryEntry(point.name, None, said_of(point), point) for point in points]
+        members += [RegistryEntry(point.name, None, describe_entry_point(point), point) for point in points]
         by_name: dict[str, RegistryEntry] = {}
         for member in (*members, *self.registered.values()):
             earlier = by_name.setdefault(member.name, member)
             if earlier is not member and _is_built_in(earlier):
-                say_left_out(str(self._twice(earlier, member)))
+                report_left_out(str(self._twice(earlier, member)))
             elif earlier is not member:
                 # Only who asks for this name must know which of them is meant.
                 self._broken[member.name] = self._twice(earlier, member)
@@ -321,7 +321,7 @@ class Registry(Generic[Value]):
         return self._codes[member.name].hash
 
 
-def say_left_out(reason: str) -> None:
+def report_left_out(reason: str) -> None:
     """Say, the first time, that something which is not of this package is left out, and why."""
     from mlmclm.progress import say_once
 
@@ -388,7 +388,7 @@ def _name_of(value: Any) -> str:
     return name if isinstance(name, str) else str(getattr(value, "__name__", ""))
 
 
-def said_of(point: importlib.metadata.EntryPoint) -> str:
+def describe_entry_point(point: importlib.metadata.EntryPoint) -> str:
     """Return an entry point's name, group, value and distribution, for people."""
     package = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
     return f"entry point {point.name!r} of the group {point.group} ({point.value}){package}"

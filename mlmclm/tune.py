@@ -26,8 +26,16 @@ import numpy as np
 from ray import tune
 
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.cluster.placement import SMALLER, Resources, amounts, cell_bundle, check_place, describe, may_get_places
-from mlmclm.configuration import parse
+from mlmclm.cluster.placement import (
+    SMALLER,
+    Resources,
+    amounts,
+    cell_bundle,
+    check_place,
+    describe_cluster,
+    may_get_places,
+)
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
@@ -218,7 +226,9 @@ class TunedSweep:
         space, cluster = self.made.space, cluster_view()()
         bundle = cell_bundle(space.cpus_per_cell, space.gpus_per_cell, self.made.file.device, cluster)
         if may_get_places(cluster, bundle, 1):  # Tune waits for ever, and says so much later
-            say(f"waiting for nodes: no node has {amounts(bundle)} for a trial yet: {describe(cluster)}. {SMALLER}")
+            say(
+                f"waiting for nodes: no node has {amounts(bundle)} for a trial yet: {describe_cluster(cluster)}. {SMALLER}"
+            )
         else:
             check_place("A trial", bundle, cluster, remedy=SMALLER)
         return bundle
@@ -282,7 +292,7 @@ class TunedSweep:
                 raise UserError(f"{axis}: the space's grid has several values of it; the config needs one.")
         for name in (name for name in settings if name in FIXED):
             raise UserError(f"{name}: it cannot be searched, because tasks are tokenised once; set it in the space.")
-        protocol = parse(Protocol, overridden(like.protocol.model_dump(), settings), where="config")
+        protocol = parse_config(Protocol, overridden(like.protocol.model_dump(), settings), where="config")
         start = planned.sources[like.start.key] if like.start else None
         return replace(like, weights=model.model.weights, protocol=protocol, setting=""), start
 

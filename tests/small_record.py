@@ -21,7 +21,7 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import Chance
-from mlmclm.results.measures import of_all
+from mlmclm.results.measures import full_score
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.family import family_of
@@ -73,7 +73,7 @@ def small_record() -> StudyRecord:
 
 def _row(cell: Cell, columns: dict[str, Any]) -> dict[str, Any]:
     family = family_of({"family": "sequence-classification"})
-    scores = {name: of_all(score, columns) for name, score in family.measures(columns, 2).items()}
+    scores = {name: full_score(score, columns) for name, score in family.measures(columns, 2).items()}
     return {
         "schema": versions.RESULTS,
         "key": cell_key(cell),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlmclm.configuration import Frozen, overridden, parse, read_yaml
+from mlmclm.configuration import Frozen, parse_config, read_yaml, with_overrides
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.recipe import Recipe
@@ -96,7 +96,7 @@ def test_what_yaml_takes_for_a_number_or_a_list_is_refused_if_it_is_none(
 )
 def test_true_is_no_number_wherever_an_annotation_has_it(model: type[Frozen], key: str) -> None:
     with pytest.raises(UserError, match=f"x: {key}: expected a number"):
-        parse(model, {key: True}, where="x")
+        parse_config(model, {key: True}, where="x")
 
 
 def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_text_that_yaml_reads_as_something_else_is_refused_with_a_hint_about_quo
     with pytest.raises(
         UserError, match=r"label_names\.0: expected text\. YAML reads no, yes.*in quotes, such as 'no'"
     ) as caught:
-        parse(Task, yaml.safe_load(text), where="own.yaml")
+        parse_config(Task, yaml.safe_load(text), where="own.yaml")
     assert len(str(caught.value).splitlines()) == (2 if "good" not in names else 1)
 
 
 def test_settings_of_the_command_line_take_the_place_of_the_file_s() -> None:
     given = {"recipe": {"batch": 16, "workers": 2}, "seeds": [0], "space": "quickstart"}
     changes = ["recipe.batch=32", "seeds=[0, 1]", "per_model.a.epochs=3", "baseline=null"]
-    assert overridden(given, changes, where="own.yaml") == {
+    assert with_overrides(given, changes, where="own.yaml") == {
         "recipe": {"batch": 32, "workers": 2},
         "seeds": [0, 1],
         "space": "quickstart",
@@ -187,4 +187,4 @@ def test_settings_of_the_command_line_take_the_place_of_the_file_s() -> None:
         ("seeds=[0", r"seeds=\[0: not valid YAML"),
     ):
         with pytest.raises(UserError, match=message):
-            overridden(given, [change], where="own.yaml")
+            with_overrides(given, [change], where="own.yaml")

@@ -15,10 +15,10 @@ from mlmclm.corpora.prepare_corpus import text_key
 from mlmclm.corpora.tokenizer import tokenizer_key
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.phases import CARRIED, ResolvedPhase, TrainingPhase
 from mlmclm.plans.recipe import LossWeights, Recipe
-from mlmclm.plans.stages import SHAPE, fingerprint, history
+from mlmclm.plans.stages import SHAPE, history, study_fingerprint
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
@@ -200,8 +200,8 @@ TASKS: dict[str, Any] = {
 def state_key(values: dict[str, Any]) -> str:
     recipe = Recipe.model_validate(values)
     name = "2m-clm-4k-mlm40-7k" if recipe.has_phases else "2m-clm-dec4k-mlm40-9k"
-    state = history(parse(name), recipe, None, (("books", "b"), ("web", "w")))
-    return state.key(fingerprint(recipe, "corpus", 5000))[:12]
+    state = history(parse_name(name), recipe, None, (("books", "b"), ("web", "w")))
+    return state.key(study_fingerprint(recipe, "corpus", 5000))[:12]
 
 
 def three_phases(change: dict[str, Any]) -> dict[str, Any]:
@@ -283,10 +283,10 @@ def test_a_new_field_that_changes_weights_changes_the_keys_of_states() -> None:
         label_smoothing: Annotated[float, Role.WEIGHTS, Enters.IF_CHANGED] = 0.0
         logging_level: Annotated[int, Role.WORK] = 0
 
-    before = fingerprint(Recipe(), "corpus", 5000)
-    assert fingerprint(Smoothed(), "corpus", 5000) == before
-    assert fingerprint(Smoothed(logging_level=1), "corpus", 5000) == before
-    assert fingerprint(Smoothed(label_smoothing=0.1), "corpus", 5000) != before
+    before = study_fingerprint(Recipe(), "corpus", 5000)
+    assert study_fingerprint(Smoothed(), "corpus", 5000) == before
+    assert study_fingerprint(Smoothed(logging_level=1), "corpus", 5000) == before
+    assert study_fingerprint(Smoothed(label_smoothing=0.1), "corpus", 5000) != before
 
 
 def test_a_new_field_of_a_phase_changes_the_keys_of_its_states() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import mlmclm
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.plans.names import parse as parse_name
+from mlmclm.plans.names import parse_name as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.registry import KINDS, shipment
@@ -71,7 +71,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_registered_is_found_by_its_name_like_what_is_built_in() -> None:
     assert mlmclm.register("schedule", None, Root) is Root
     assert DECAYS["root"] is Root and [*DECAYS][:5] == ["linear", "1-sqrt", "1-square", "cosine", "constant"]
-    protocol = parse(Protocol, {"decay": "root"}, where="here")
+    protocol = parse_config(Protocol, {"decay": "root"}, where="here")
     assert finetuning_rate(1.0, 75, 100, 0.0, protocol.decay) == 0.5
     assert protocol.identity()["decay"] == DECAYS.keyed("root") != "root"
     assert Protocol.of_result(protocol.identity()).decay == "root"

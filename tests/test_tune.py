@@ -33,7 +33,7 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SWEEP, SweepTrial, sweep_of
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, trial_source
 from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
@@ -168,7 +168,7 @@ def test_a_trial_that_waits_for_a_node_says_for_what(
     alone = Cluster(({"CPU": 2.0},), {"CPU": 2.0}, joinable=True)
     monkeypatch.setattr("mlmclm.cluster.cluster.cluster_view", lambda: lambda: alone)
     space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
-    assert sweep_of(space).bundle()["CPU"] == 3
+    assert trial_source(space).bundle()["CPU"] == 3
     said = capsys.readouterr().err
     assert "waiting for nodes: no node has 3 CPU for a trial yet: it has 2 CPUs" in said and "cpus_per_cell" in said
 
@@ -267,13 +267,13 @@ def test_settings_of_a_grid_are_axes_and_any_other_setting_can_be_one(place: Pat
     found = param_space(grid, {"mine": str(place / "model")}, **where)
     assert found["epochs"] == {"grid_search": [1, 2]}
     assert (found["model"], found["task"]) == ("mine", "sst2")
-    trial = sweep_of(found).trial(
+    trial = trial_source(found).trial(
         {**found, "learning_rate": 1e-3, "seed": 0, "epochs": 2, "weight_decay": 0.5, "max_steps": None}
     )
     assert (trial.first.protocol.epochs, trial.first.protocol.weight_decay) == (2, 0.5)
     assert trial.every == 10, "an epoch of 80 examples"
     with pytest.raises(UserError, match="epochs: the space's grid has several values"):
-        sweep_of(found).trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
+        trial_source(found).trial({"model": "mine", "task": "sst2", "learning_rate": 1e-3, "seed": 0})
     with pytest.raises(UserError, match="have different grids"):
         grids = {**grid, "tasks": ["sst2", "conll2003"], "task_grids": {"sst2": {"epochs": [3, 4]}}}
         param_space(grids, [str(place / "model")], **where)
@@ -315,7 +315,7 @@ def test_tasks_that_share_a_training_are_one_trial_that_reports_both(place: Path
     again = reports(both)
     assert len(again) == 1 and not again[0]["computed"] and not again[0]["mnli_mm"]["computed"]
     with pytest.raises(UserError, match="share no training"):
-        sweep_of(all_three).trial({**all_three, "task": "mnli+conll2003"})
+        trial_source(all_three).trial({**all_three, "task": "mnli+conll2003"})
 
 
 def run_config(folder: Path, **options: Any) -> tune.RunConfig:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlmclm.finetuning.loop import Trained, train
+from mlmclm.finetuning.loop import Trained, fine_tune
 
 
 def trained(*arguments: Any, **named: Any) -> Trained:
     """Run `train` to its end."""
-    training = train(*arguments, **named)
+    training = fine_tune(*arguments, **named)
     while True:
         try:
             next(training)

@@ -18,7 +18,7 @@ from mlmclm.analysis.failed_runs import with_failures, with_unseen
 from mlmclm.analysis.model_runs import Runs, runs_of
 from mlmclm.analysis.noise_checks import NoiseChecks, noise_checks
 from mlmclm.analysis.power import smallest_differences
-from mlmclm.analysis.replicates import groups_of, over_replicates
+from mlmclm.analysis.replicates import over_replicates, runs_by_model
 from mlmclm.analysis.results import (
     NO_RANGES,
     Grid,
@@ -68,7 +68,7 @@ class Analysis:
     run_effects: Effects
     """The scores of single pretraining runs."""
     groups: Mapping[str, Sequence[str]]
-    """The pretraining runs of each model that is compared (`replicates.groups_of`)."""
+    """The pretraining runs of each model that is compared (`replicates.runs_by_model`)."""
     chances: Chances
     ranges: Ranges
     grid: Grid
@@ -220,7 +220,7 @@ def analyse(
         confidence=confidence,
     )
     # From here on models are compared, over their replicates.
-    groups = groups_of(models, replicate_of)
+    groups = runs_by_model(models, replicate_of)
     effects = over_replicates(run_effects, groups)
     at_chance = {
         (replicate_of.get(row["model"], row["model"]), row["task"])

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlmclm.analysis.effects import NO_EFFECT, Effect, fold_variance
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
-from mlmclm.results.intervals import NAN, Estimate, satterthwaite, unknown
+from mlmclm.results.intervals import NAN, Estimate, satterthwaite, without_error
 from mlmclm.results.measures import Array
 
 Effects = Mapping[tuple[str, str], Effect]
@@ -98,7 +98,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     }
     single = any(effect.seeds.freedom == 0 for _, effect in scores)
     if single or 2 * len(known_parts) <= len(parts_of) or math.isnan(value):
-        return Contrast(unknown(value, single=single))
+        return Contrast(without_error(value, single=single))
     seeds: list[Share] = []
     test_sets: list[Share] = []
     by_model: dict[str, list[tuple[float, RunNoise]]] = {}
@@ -126,7 +126,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     scale = len(parts_of) / len(known_parts)  # for the tasks whose noise is not known
     shares = [*seeds, *runs, *test_sets]
     if not math.fsum(size for size, _ in shares) > 0:  # or it is NaN
-        return Contrast(unknown(value))
+        return Contrast(without_error(value))
     return Contrast(
         satterthwaite(value, _times(scale, shares), confidence=confidence),
         seeds=_times(scale, seeds),

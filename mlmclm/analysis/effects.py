@@ -32,7 +32,7 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.analysis.run_noise import RunNoise
 from mlmclm.analysis.seed_noise import Fit, freedom_of
 from mlmclm.analysis.simulated_choices import choose
-from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, unknown
+from mlmclm.results.intervals import NAN, Estimate, estimate, satterthwaite, without_error
 from mlmclm.results.measures import Array, Measure
 from mlmclm.results.metrics import Rule
 
@@ -71,7 +71,7 @@ class Effect:
         """Return the score, or that of a fresh run, with the noise of seeds, of the choice, and, where it is known, of the test set."""
         score = self.fresh if fresh else self.seeds
         if math.isnan(score.error):
-            return unknown(score.value, single=score.freedom == 0)
+            return without_error(score.value, single=score.freedom == 0)
         test_set = [] if self.folds is None else [fold_variance(self.folds)]
         return satterthwaite(score.value, [(score.error**2, score.freedom), *test_set], confidence=confidence)
 
@@ -117,7 +117,7 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     picked, seeds, score = _picked(runs, fit.present, rule)
     taken = np.bincount(picked, minlength=len(runs.rates)) / len(seeds)
     if not fit.known:
-        unknown_error = unknown(score, single=not (runs.present.sum(axis=1) > 1).any())
+        unknown_error = without_error(score, single=not (runs.present.sum(axis=1) > 1).any())
         return Effect(unknown_error, unknown_error, taken, NAN, folds)
     moved = _moved(runs, rule, score)
     if fit.scored.sum() == 1:  # there is no choice

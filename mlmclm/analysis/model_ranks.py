@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlmclm.analysis.effects import fold_scores
-from mlmclm.results.intervals import Estimate, holm, satterthwaite, unknown
+from mlmclm.results.intervals import Estimate, holm, satterthwaite, without_error
 from mlmclm.results.measures import Array, WeightedMean
 
 
@@ -77,7 +77,9 @@ def ranking(models: Sequence[str], tasks: Sequence[TaskScores], confidence: floa
                 shares.append((variance * (1 / len(task.scores[one]) + 1 / len(task.scores[other])), freedom))
         shares = [(variance / len(tasks) ** 2, freedom) for variance, freedom in shares if variance > 0]
         value = float((means[:, one] - means[:, other]).mean())
-        gaps.append((one, other, satterthwaite(value, shares, confidence=confidence) if shares else unknown(value)))
+        gaps.append(
+            (one, other, satterthwaite(value, shares, confidence=confidence) if shares else without_error(value))
+        )
     corrected = holm([gap.p for *_, gap in gaps])
     pairs = tuple(
         RankedPair(models[one], models[other], gap, p) for (one, other, gap), p in zip(gaps, corrected, strict=True)

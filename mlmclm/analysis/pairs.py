@@ -65,7 +65,7 @@ class PairedComparison:
     """Counts of McNemar's test: the examples that only this side has right; None for the other test."""
 
 
-def compare(
+def compare_sides(
     first: Sequence[KeptExamples],
     second: Sequence[KeptExamples],
     *,

@@ -24,7 +24,7 @@ from mlmclm.results.intervals import estimate
 from mlmclm.results.measures import Array
 
 
-def groups_of(models: Sequence[str], replicate_of: Mapping[str, str]) -> dict[str, list[str]]:
+def runs_by_model(models: Sequence[str], replicate_of: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the pretraining runs of each model, sorted by name, the model itself first.
 
     Args:
@@ -41,7 +41,7 @@ def over_replicates(effects: Effects, groups: Mapping[str, Sequence[str]]) -> di
 
     Args:
         effects: the scores of the runs.
-        groups: the runs of each model (`groups_of`).
+        groups: the runs of each model (`runs_by_model`).
     """
     over_runs: dict[tuple[str, str], Effect] = {}
     codes = np.repeat(np.arange(len(groups)), [len(runs) for runs in groups.values()])

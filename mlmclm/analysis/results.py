@@ -92,7 +92,7 @@ def results_table(results: Iterable[Record]) -> pd.DataFrame:
     rows: dict[tuple[str, str, str, float, Seeds], Record] = {}
     for result in results:
         row = _row(result)
-        place = place_of(row)
+        place = cell_columns(row)
         if place in rows and rows[place]["key"] != row["key"]:
             model, task, _, rate, seed = place
             raise UserError(
@@ -183,7 +183,7 @@ def coverage_table(pairs: Pairs, grid: Grid) -> pd.DataFrame:
         requested = {
             (point, rate, seed) for point in points for rate in grid.rates_of(model, task, point) for seed in seeds
         }
-        absent = requested - {place_of(cell)[2:] for cell in group}
+        absent = requested - {cell_columns(cell)[2:] for cell in group}
         rows.append(
             {
                 "model": model,
@@ -206,7 +206,7 @@ def cells_by_pair(cells: pd.DataFrame) -> dict[tuple[str, str], list[Record]]:
     return pairs
 
 
-def place_of(row: Record) -> tuple[str, str, str, float, Seeds]:
+def cell_columns(row: Record) -> tuple[str, str, str, float, Seeds]:
     """Return the columns that identify a cell within the tables of a study, in the order of their rows."""
     return row["model"], row["task"], row["setting"], row["learning_rate"], seeds_of(row)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import ALL_TASKS
-from mlmclm.analysis.results import Record, place_of, records, seeds_of
+from mlmclm.analysis.results import Record, cell_columns, records, seeds_of
 from mlmclm.analysis.statistics.stability import COLUMNS
 from mlmclm.numbers import without_nan
 from mlmclm.seeds import Seeds
@@ -113,11 +113,11 @@ def chosen_results(
     # A result's key identifies its weights, not the model's name, and two names may stand for the same weights.
     by_key = {(result["model"], result["key"]): result for result in results}
     # The table of chosen cells has no keys, so they are looked up in the table of all cells.
-    keys = {place_of(row): row["key"] for row in records(analysis.cells)}
+    keys = {cell_columns(row): row["key"] for row in records(analysis.cells)}
     chosen: dict[tuple[str, str], dict[Seeds, Mapping[str, Any]]] = {}
     for row in records(analysis.chosen):
         by_seed = chosen.setdefault((row["model"], row["task"]), {})
-        by_seed[seeds_of(row)] = by_key[row["model"], keys[place_of(row)]]
+        by_seed[seeds_of(row)] = by_key[row["model"], keys[cell_columns(row)]]
     return chosen
 
 

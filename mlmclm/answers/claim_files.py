@@ -8,7 +8,7 @@ from pathlib import Path
 from mlmclm.analysis.claim import ClaimFile, SourcedClaim
 from mlmclm.configuration import load_config
 from mlmclm.errors import for_each
-from mlmclm.storage.packaged import names_in, packaged_or_own
+from mlmclm.storage.packaged import packaged_names, packaged_or_path
 
 CLAIMS = Path(__file__).parents[1] / "claims"
 """Folder of the packaged claims: in a checkout a link to its top-level folder, in a wheel the files themselves."""
@@ -16,7 +16,7 @@ CLAIMS = Path(__file__).parents[1] / "claims"
 
 def absolute_claims(name: str, beside: Path | None) -> str:
     """Return the absolute path of a file of claims, or the name of a packaged one."""
-    path = packaged_or_own("claims", name, CLAIMS, beside)
+    path = packaged_or_path("claims", name, CLAIMS, beside)
     return name if path.parent == CLAIMS else str(path.resolve())
 
 
@@ -30,7 +30,7 @@ def read_claims(files: Sequence[str | Path] | None = None, beside: Path | None =
     Raises:
         UserError: there is no such file, or it is invalid; the message names the file, the key, the value and what is allowed.
     """
-    names = names_in(CLAIMS) if files is None else files
-    paths = for_each(names, lambda name: packaged_or_own("claims", name, CLAIMS, beside))
+    names = packaged_names(CLAIMS) if files is None else files
+    paths = for_each(names, lambda name: packaged_or_path("claims", name, CLAIMS, beside))
     loaded = for_each(dict.fromkeys(paths), lambda path: load_config(ClaimFile, path))
     return tuple(SourcedClaim(name, file.source, claim) for file in loaded for name, claim in file.claims.items())

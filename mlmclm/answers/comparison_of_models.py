@@ -32,7 +32,7 @@ class Comparison:
         rows: for each task the scores, their difference with one interval, and what it `covers`. Of two models of a study it is
             the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
             and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
-            paired comparison over examples (`analysis.pairs.compare`).
+            paired comparison over examples (`analysis.pairs.compare_sides`).
         left_out: the reason why a task, or a family of tasks, is left out, by its name.
         over: the same for families of tasks and the mean over tasks, as in the report; empty for cells, and where the user
             has chosen tasks or a score.
@@ -301,9 +301,9 @@ def _on_examples(
     confidence: float = 0.95,
 ) -> dict[str, Any]:
     """Compare two sides by their test examples alone."""
-    from mlmclm.analysis.pairs import compare
+    from mlmclm.analysis.pairs import compare_sides
 
-    pair = compare(
+    pair = compare_sides(
         first,
         second,
         metric=metric,

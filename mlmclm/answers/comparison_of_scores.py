@@ -14,7 +14,7 @@ import numpy as np
 
 from mlmclm.analysis.effects import fold_variance
 from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, score_of_seeds
-from mlmclm.analysis.pairs import compare as compare_examples
+from mlmclm.analysis.pairs import compare_sides as compare_examples
 from mlmclm.analysis.selection import check_rule, picked_cells
 from mlmclm.answers.comparison_of_models import Comparison
 from mlmclm.arguments import known_arguments
@@ -66,7 +66,7 @@ def compare(
     Returns:
         Each task's difference. The interval covers seeds and examples where a side has several seeds
             (`analysis.pairs.compare_with_seeds`); where the noise of seeds is not known, it is a paired comparison over examples
-            (`analysis.pairs.compare`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
+            (`analysis.pairs.compare_sides`). `p` is of the same method, and `p_holm` is corrected over the `tests` of all tasks.
             `rates_tried` is the number of learning rates from which a side's best was chosen; interval and tests ignore this choice.
             `chance` is the stated chance level, None without one, and `at_chance` lists the sides, `first` or `second`, that are not
             above it: no verdict is based on their lead.
@@ -115,7 +115,7 @@ def compare(
             bar.update(position)
             pair = sides[0][task], sides[1][task]
             try:
-                chosen = metric or main_metric(labels, pair, task)
+                chosen = metric or common_metric(labels, pair, task)
                 seeds = [
                     seeds_at_rate(label, runs, chosen, task, rule) for label, runs in zip(labels, pair, strict=True)
                 ]
@@ -189,7 +189,7 @@ def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
     return runs_by_task
 
 
-def main_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
+def common_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
     """Return the metric by which to compare a task: the only one that all sides have, or the main one among several."""
     first, *rest = ([*dict.fromkeys(run.metric for run in runs)] for runs in sides)
     both = [name for name in first if all(name in metrics for metrics in rest)]

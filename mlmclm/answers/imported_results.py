@@ -19,7 +19,7 @@ from mlmclm.answers.study_results import Results
 from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.numbers import rate_text
-from mlmclm.plans.names import ModelName, parse, replicates_among
+from mlmclm.plans.names import ModelName, parse_name, replicates_among
 from mlmclm.readers.reader import reader_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.chance import stated_chances
@@ -130,7 +130,7 @@ def _model_facts(model: str) -> ModelFacts:
 def _plan(model: str) -> ModelName | None:
     """Return the plan that a model's name states; None if it doesn't follow the grammar of names."""
     with suppress(UserError):
-        return parse(model)
+        return parse_name(model)
     return None
 
 

@@ -95,7 +95,7 @@ def measure_of(kept: KeptExamples, metric: str) -> Measure:
 
 
 def measures_of(kept: KeptExamples, metric: str) -> Callable[[Mapping[str, Array], int], dict[str, Measure]]:
-    """Return the function `measures` of `analysis.pairs.compare` for the columns of a cell."""
+    """Return the function `measures` of `analysis.pairs.compare_sides` for the columns of a cell."""
     if SCORES in kept.columns:
         return lambda columns, _: dict.fromkeys(metric_parts(metric), WeightedMean(columns[SCORES]))
     return family_of(kept.result).measured

@@ -13,8 +13,8 @@ from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
 from mlmclm.answers.comparison_of_scores import (
     NO_TASK,
     by_task,
+    common_metric,
     groups_of_examples,
-    main_metric,
     read,
     same_examples,
     seeds_at_rate,
@@ -89,7 +89,7 @@ def rank(
             left_out[name] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
             continue
         runs_by_side = [side[task] for side in sides.values()]
-        chosen = metric or main_metric(list(sides), runs_by_side, task)
+        chosen = metric or common_metric(list(sides), runs_by_side, task)
         seeds = [
             list(seeds_at_rate(label, runs, chosen, task, rule).values())
             for label, runs in zip(sides, runs_by_side, strict=True)

@@ -28,8 +28,8 @@ from mlmclm.answers.received_values import (
     ReceivedCell,
     check_time,
     naming,
+    read_setting,
     received_row,
-    setting_of,
 )
 from mlmclm.answers.record import (
     ABOUT,
@@ -46,18 +46,18 @@ from mlmclm.answers.record import (
     is_bundle,
 )
 from mlmclm.configuration import parse_yaml
-from mlmclm.errors import CONTROLS, UserError, cut, unknown
+from mlmclm.errors import CONTROLS, UserError, clipped, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import say_once
 from mlmclm.reports.basis import asked_for
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.examples import KeptExamples
-from mlmclm.results.measures import of_all
+from mlmclm.results.measures import full_score
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import read_seed
 from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.expansion import bounded_groups
-from mlmclm.storage.received_files import plain_json, received
+from mlmclm.storage.received_files import checked_files, plain_json
 from mlmclm.tasks.declaration import FAMILIES
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.metric import METRICS
@@ -111,7 +111,7 @@ def read_record(folder: Path, read_file: ReadFile) -> StudyRecord:
         raise UserError(
             f"{folder}: not a published study: it has no {ABOUT}. `mlmclm bundle STUDY --to FOLDER` writes one."
         )
-    files = received(folder, NAMES, (*OWN, OUTCOMES))
+    files = checked_files(folder, NAMES, (*OWN, OUTCOMES))
     try:
         with naming(folder):
             bundle = _read(folder, files, read_file)
@@ -139,7 +139,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
         for place, text in texts_in(value):
             if CONTROLS.search(text):
                 raise UserError(
-                    f"{folder / name}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal."
+                    f"{folder / name}: {'.'.join(place)}: {clipped(repr(text))} has characters that control a terminal."
                 )
     with naming(folder / ABOUT):
         about = ReceivedAbout.model_validate_json(files[ABOUT])
@@ -160,7 +160,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
     return StudyRecord(
         name=facts.name,
         rows=[received_row(cell) for cell in cells],
-        setting=setting_of(about),
+        setting=read_setting(about),
         kept=Outcomes(
             {Path(name).stem: _table(folder, name, files) for name in files if name.startswith(f"{OUTCOMES}/")},
             {cell.key: tuple(cell.labels) for cell in cells if cell.labels},
@@ -208,7 +208,9 @@ def _check_names(bundle: StudyRecord) -> None:
     if "models" not in study:
         raise UserError(f"{STUDY}: key 'models' is missing.")
     if facts.name != study.get("name"):
-        raise UserError(f"its name is {cut(facts.name)!r} in {ABOUT}, and {cut(str(study.get('name')))!r} in {STUDY}.")
+        raise UserError(
+            f"its name is {clipped(facts.name)!r} in {ABOUT}, and {clipped(str(study.get('name')))!r} in {STUDY}."
+        )
     for what, ours, theirs in (
         ("models", sorted(each.name for each in facts.models), sorted(models)),
         ("tasks", sorted(each.name for each in facts.tasks), sorted(tasks)),
@@ -245,13 +247,15 @@ def _check_names(bundle: StudyRecord) -> None:
         check_time(stage.work.ended)
         if not 1 <= stage.work.workers <= 1e6 or not 0 <= stage.work.seconds <= 1e9:
             raise UserError(
-                f"{STATES}: stage {cut(stage.title, 60)!r}: its workers or its seconds are no number of any."
+                f"{STATES}: stage {clipped(stage.title, 60)!r}: its workers or its seconds are no number of any."
             )
     for zero in facts.zero_shot:
         for metric, values in zero.metrics.items():
             for name, value in values.items():
                 if isinstance(value, str) and name != "chance_how":
-                    raise UserError(f"{ABOUT}: zero_shot {zero.task}: {metric}.{name} is {cut(value)!r}, not a number.")
+                    raise UserError(
+                        f"{ABOUT}: zero_shot {zero.task}: {metric}.{name} is {clipped(value)!r}, not a number."
+                    )
 
 
 def _check_cells(bundle: StudyRecord) -> None:
@@ -286,7 +290,7 @@ def _check_cells(bundle: StudyRecord) -> None:
             ("metric", told[task].metric, ABOUT),
         ):
             if row[what] != known:
-                raise UserError(f"{where}: {what} is {cut(row[what])}, and {cut(str(known))} in {file}.")
+                raise UserError(f"{where}: {what} is {clipped(row[what])}, and {clipped(str(known))} in {file}.")
 
 
 def _check_table(bundle: StudyRecord, content: bytes) -> None:
@@ -294,7 +298,7 @@ def _check_table(bundle: StudyRecord, content: bytes) -> None:
     pair = (text.splitlines() for text in (content.decode(), csv_text(bundle.table())))
     unlike = [lines for lines in zip_longest(*pair, fillvalue="(none)") if lines[0] != lines[1]]
     if unlike:
-        told, known = (cut(line, 300) for line in unlike[0])
+        told, known = (clipped(line, 300) for line in unlike[0])
         raise UserError(
             f"{RESULTS} and {CELLS} contradict each other in {plural(len(unlike), 'line')} of the table. The first is {told!r} in the former, and "
             f"{known!r} by the latter."
@@ -336,7 +340,7 @@ def _unlike_in_table(
     firsts: dict[Any, KeptExamples] = {}
     for key in places:
         if key not in rows or rows[key]["status"] != "ok":
-            raise UserError(f"{where}: key {cut(str(key))!r} is not that of a scored cell of the task.")
+            raise UserError(f"{where}: key {clipped(str(key))!r} is not that of a scored cell of the task.")
         family, kept = FAMILIES.find(rows[key]["family"]), bundle.kept.examples(rows[key])
         if family is not None:  # else of a package that is not installed
             yield from _unlike(family, kept)
@@ -361,7 +365,7 @@ def _unlike(family: type[Family], kept: KeptExamples) -> Iterable[str]:
             raise UserError(f"{where}: {name} has a number that is no label's.")
     found = family.scores({**columns, **kept.predictions}, classes)
     found |= {
-        name: of_all(METRICS[name].measure(columns, classes), columns)
+        name: full_score(METRICS[name].measure(columns, classes), columns)
         for name in metric_parts(row["metric"])
         if name in METRICS
     }

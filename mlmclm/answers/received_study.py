@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import CONTROLS, UserError, cut, unknown
+from mlmclm.errors import CONTROLS, UserError, clipped, unknown
 
 RECORD = "bundle.json"
 """The file by which the folder of a record, a published study, is known."""
@@ -66,7 +66,7 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
         named.append(("space.protocol", protocol.get("base") if isinstance(protocol, Mapping) else protocol))
     for key, name in named:
         if isinstance(name, str) and _is_file(name) and files is not None and name not in files:
-            raise UserError(f"{where}: {key}: the file {cut(name)!r} is not one of the record's.")
+            raise UserError(f"{where}: {key}: the file {clipped(name)!r} is not one of the record's.")
 
 
 def leads_out(text: str) -> bool:
@@ -136,10 +136,12 @@ def check_texts(values: Any, where: object) -> None:
     check_plain(values, where)
     for place, text in texts_in(values):
         if CONTROLS.search(text):
-            raise UserError(f"{where}: {'.'.join(place)}: {cut(repr(text))} has characters that control a terminal.")
+            raise UserError(
+                f"{where}: {'.'.join(place)}: {clipped(repr(text))} has characters that control a terminal."
+            )
         if place[-1] not in FREE_TEXT and leads_out(text):
             raise UserError(
-                f"{where}: {'.'.join(place)}: {cut(text)!r} is an address, an absolute path, or one with '..'. {REMEDY}"
+                f"{where}: {'.'.join(place)}: {clipped(text)!r} is an address, an absolute path, or one with '..'. {REMEDY}"
             )
 
 

@@ -18,7 +18,7 @@ from pydantic.types import FiniteFloat
 from mlmclm.analysis.results import ANY_SCORE, Grid
 from mlmclm.analysis.selection import RULES
 from mlmclm.answers.record import AnalysisSetting
-from mlmclm.errors import CONTROLS, UserError, cut, one_line
+from mlmclm.errors import CONTROLS, UserError, clipped, one_line
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
 from mlmclm.results.metrics import metric_parts
@@ -153,7 +153,7 @@ def naming(where: object) -> Iterator[None]:
         wrong = error.errors()[0]
         place = ".".join(map(str, wrong["loc"]))
         said = f"{place}: {wrong['msg']}" if place else wrong["msg"]
-        raise UserError(f"{where}: {said} (got {cut(repr(wrong['input']), 60)}).") from error
+        raise UserError(f"{where}: {said} (got {clipped(repr(wrong['input']), 60)}).") from error
     except UNFIT as error:
         reason = f"{type(error).__name__}: {one_line(error, 300)}"
         raise UserError(f"{where}: not as mlmclm writes it ({reason}). Copy or download the bundle again.") from error
@@ -192,7 +192,7 @@ def _check_scores(row: Mapping[str, Any], where: str) -> None:
                 raise UserError(f"{where}: scores.{split}.{name}: {score:g}; allowed: {low:g} to {high:g}.")
 
 
-def setting_of(about: ReceivedAbout) -> AnalysisSetting:
+def read_setting(about: ReceivedAbout) -> AnalysisSetting:
     """Return how results are analysed; `record.about_value` is the inverse."""
     grid = about.grid
     return AnalysisSetting(

@@ -84,7 +84,7 @@ class ComputedStates:
 
     Attributes:
         corpus, tokenizer: their keys; None where models are given.
-        shared: the hash of everything that all models of the study share (`plans.stages.fingerprint`); None where models are given.
+        shared: the hash of everything that all models of the study share (`plans.stages.study_fingerprint`); None where models are given.
         weights: the hash of each model's weights and tokenizer, by its name.
         task_data: the hash of each task's data.
         stages: those of pretraining, in the order of the plan.

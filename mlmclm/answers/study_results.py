@@ -117,7 +117,7 @@ class Results:
     @cached_property
     def facts(self) -> StudyFacts:
         """The facts that the report shows beside the results."""
-        from mlmclm.reports.provenance import cell_work, provenance
+        from mlmclm.reports.provenance import cell_work, provenance_facts
 
         facts, states = self.record.facts, self.record.states
         protocol = {**facts.protocol, "rule": self.record.setting.rule}
@@ -127,7 +127,7 @@ class Results:
         # By key, because two names of the same weights share their cells and the work counts once.
         cells = [cell_work(row) for row in {row["key"]: row for row in self.rows}.values()]
         stages = [stage.work for stage in states.stages]
-        return replace(facts, provenance=provenance(stages, cells, corpus=states.corpus, tasks=states.task_data))
+        return replace(facts, provenance=provenance_facts(stages, cells, corpus=states.corpus, tasks=states.task_data))
 
     @cached_property
     def advice(self) -> Advice:

@@ -44,11 +44,11 @@ def verify(
     from secrets import randbelow
 
     from mlmclm.numbers import plural, rate_text, time_text
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.place import open_place
     from mlmclm.studies.recompute import check_of
 
     seed = randbelow(1 << 31) if seed is None else seed
-    check = check_of(bundle, cells, seed, place_of(store=store, data=data, task_dirs=task_dir))
+    check = check_of(bundle, cells, seed, open_place(store=store, data=data, task_dirs=task_dir))
     total = len(check.record.rows)
     facts = {
         "seed": seed,

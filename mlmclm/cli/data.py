@@ -40,12 +40,12 @@ def prepare(
 
     Example: mlmclm data examples/quickstart.yaml
     """
-    from mlmclm.corpora.prepared_corpus import describe
+    from mlmclm.corpora.prepared_corpus import describe_corpus
     from mlmclm.studies.api import trained_study
 
     study = trained_study(file, store=store, data=data, task_dirs=task_dir)
     prepared, tasks = study.prepare(ray=ray, wait_for_nodes=wait_for_nodes)
-    corpora = {name: describe(source) for name, source in prepared.corpus.sources.items()}
+    corpora = {name: describe_corpus(source) for name, source in prepared.corpus.sources.items()}
     described = {
         name: {
             "family": task.family,
@@ -79,7 +79,7 @@ verbs.command()(order)
 
 
 def _show_corpus(name: str, described: dict[str, Any]) -> None:
-    """Print what `describe` says of a corpus, and the beginnings of its example blocks."""
+    """Print what `describe_corpus` says of a corpus, and the beginnings of its example blocks."""
     facts: list[tuple[str, str]] = []
     for key, value in described.items():
         if isinstance(value, dict):

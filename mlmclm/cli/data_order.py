@@ -15,7 +15,7 @@ from mlmclm.cli.output import print_json, show
 from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
-    from mlmclm.pretraining.seen import Seen
+    from mlmclm.pretraining.seen import TrainingBatch
     from mlmclm.studies.prepare import PreparedStudy
 
 _SHOWN_TOKENS = 32
@@ -66,7 +66,7 @@ def order(
         _print(seen.prepared, seen.batches)
 
 
-def _print(prepared: PreparedStudy, batches: Iterable[Seen]) -> None:
+def _print(prepared: PreparedStudy, batches: Iterable[TrainingBatch]) -> None:
     """Print one line per row: its step, row and block, its first token ids, and their text."""
     from mlmclm.corpora.tokenizer import load_text_tokenizer
 

@@ -77,7 +77,7 @@ def finetune(
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
     from mlmclm.studies.one_cell import one_cell
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.place import open_place
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")
@@ -86,7 +86,7 @@ def finetune(
         model,
         task,
         learning_rate,
-        place_of(store=store, data=data, task_dirs=task_dir),
+        open_place(store=store, data=data, task_dirs=task_dir),
         seed={stream: seed if value is None else value for stream, value in stream_seeds.items()},
         protocol=protocol,
         space=space,

@@ -80,7 +80,7 @@ def init(
         return
     from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import new_study, run_command, settings_for, write_study
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.place import open_place
     from mlmclm.tasks.inference import Overrides
 
     if data is None:
@@ -93,7 +93,7 @@ def init(
         return
     overrides = Overrides(family, tuple(text_column or ()), label_column)
     task = read_task(data, overrides, test=test, validation=validation)
-    settings = settings_for(folder, task, model or (), place_of(store=store))
+    settings = settings_for(folder, task, model or (), open_place(store=store))
     if not dry_run:
         write_study(folder, task, settings)
     files = {folder / "tasks" / f"{task.name}.yaml": task.declaration, folder / "study.yaml": settings}

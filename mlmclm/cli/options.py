@@ -156,7 +156,7 @@ WaitForNodes = Annotated[
 ]
 
 
-def for_estimates(*, dry_run: bool, **estimates: float | None) -> None:
+def refuse_without_dry_run(*, dry_run: bool, **estimates: float | None) -> None:
     """Refuse options that only a dry run uses if they are given without one."""
     for name, value in estimates.items():
         if value is not None and not dry_run:

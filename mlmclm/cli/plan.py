@@ -110,10 +110,10 @@ def show_priced(priced: PricedPlan, suite: str | None) -> None:
 
 def _show_suite(suite: Suite, name: str) -> None:
     """Show a suite's mixes, and what departs from its publication."""
-    from mlmclm.corpora.mixes import words
+    from mlmclm.corpora.mixes import mix_text
 
     for phase, mix in suite.mixes.items():
-        show(f"{phase}: {words(mix)}")
+        show(f"{phase}: {mix_text(mix)}")
     if suite.departures:
         show(f"Suite {name} departs from its publication, or infers what that leaves open:")
     for departure in suite.departures:

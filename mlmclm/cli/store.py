@@ -65,11 +65,11 @@ def verify(
     from mlmclm.studies.artifacts import pieces_of
     from mlmclm.studies.artifacts import verify as verify_all
     from mlmclm.studies.last_run import name_of
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.place import open_place
     from mlmclm.studies.recompute import recompute as compute_again
     from mlmclm.sweeps.results_store import StoredResult
 
-    place = place_of(store=store, data=data, task_dirs=task_dir)
+    place = open_place(store=store, data=data, task_dirs=task_dir)
     contents, name = _contents(place.store), None if study is None else name_of(study)
     with bars() as progress:
         verified = verify_all(pieces_of(contents, name), progress)
@@ -113,9 +113,9 @@ def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = F
 
     Example: mlmclm store size
     """
-    from mlmclm.studies.artifacts import shares
+    from mlmclm.studies.artifacts import disk_by_study
 
-    usage = shares(_contents(store.resolve()))
+    usage = disk_by_study(_contents(store.resolve()))
     if as_json:
         print_json([asdict(row) for row in usage])
         return
@@ -152,11 +152,11 @@ def prune(
 
     mlmclm store prune quickstart --yes
     """
-    from mlmclm.studies.artifacts import only_of, prune_all, size_of
+    from mlmclm.studies.artifacts import artifact_size, only_of, prune_all
 
     contents = _contents(store.resolve())
     unused = only_of(contents, study, results=results)
-    sizes = {artifact: size_of(artifact) for artifact in unused}
+    sizes = {artifact: artifact_size(artifact) for artifact in unused}
     if yes:
         with Bar("deleting", len(unused), unit="artifacts") as bar:
             for done, artifact in enumerate(prune_all(contents, unused, study)):

@@ -29,7 +29,7 @@ def why(
 
     mlmclm store why mlmclm-store/studies/quickstart/models/1m-mlm40-1k
     """
-    from mlmclm.studies.artifacts import Contents, size_of
+    from mlmclm.studies.artifacts import Contents, artifact_size
 
     contents = Contents(store.resolve())
     target = contents.find(artifact)
@@ -44,7 +44,7 @@ def why(
             {
                 "kind": target.kind,
                 "key": target.key,
-                "bytes": size_of(target),
+                "bytes": artifact_size(target),
                 "damage": damage,
                 **facts,
                 **related,
@@ -52,7 +52,7 @@ def why(
             }
         )
         return
-    show(f"{target.kind}: {target.key}, {size_of(target) / 2**20:,.1f} MiB, {damage or 'there'}")
+    show(f"{target.kind}: {target.key}, {artifact_size(target) / 2**20:,.1f} MiB, {damage or 'there'}")
     _facts("in the key: a change makes it anew", origin.facts)
     _facts("not in the key", origin.free)
     _facts("made by", origin.made_by)

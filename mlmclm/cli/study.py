@@ -37,7 +37,7 @@ def study(
     from mlmclm.cli.study_report import show_plan, show_results
     from mlmclm.studies.api import study as open_study
 
-    options.for_estimates(dry_run=dry_run, workers=workers, price=price)
+    options.refuse_without_dry_run(dry_run=dry_run, workers=workers, price=price)
     opened = open_study(
         file,
         part=part,

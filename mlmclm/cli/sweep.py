@@ -63,7 +63,7 @@ def run(
     from mlmclm.cli.study_report import show_plan, show_results
     from mlmclm.studies import api
 
-    options.for_estimates(dry_run=dry_run, workers=workers, price=price)
+    options.refuse_without_dry_run(dry_run=dry_run, workers=workers, price=price)
     chosen = {"--model": model, "--task": task, "--space": space, "--name": name, "--baseline": baseline}
     used = [option for option, value in chosen.items() if value]
     if file is not None and used:

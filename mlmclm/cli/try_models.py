@@ -33,7 +33,7 @@ def try_models(
     from mlmclm.studies.api import study
     from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import STUDY, settings_for, write_study
-    from mlmclm.studies.place import place_of
+    from mlmclm.studies.place import open_place
     from mlmclm.tasks.inference import Overrides
 
     task = read_task(file, Overrides(family, tuple(text_column or ()), label_column), test=test, validation=validation)
@@ -42,7 +42,7 @@ def try_models(
         folder = file.parent / f"{task.name}-study"
         resume = not dry_run or folder.exists()
         folder = folder if resume else Path(temporary) / folder.name
-        settings = settings_for(folder, task, model or (), place_of(store=store), seeds=seeds)
+        settings = settings_for(folder, task, model or (), open_place(store=store), seeds=seeds)
         write_study(folder, task, settings, resume=resume)
         opened = study(folder / STUDY, store=store, data=folder / "data", task_dirs=[folder / "tasks"])
         show_plan(opened.plan(), as_json=False) if dry_run else show_results(opened.run(check=False), as_json=False)

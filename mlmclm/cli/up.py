@@ -68,10 +68,10 @@ def status(store: options.Store = options.DEFAULT_STORE, json: options.Json = Fa
 
     Example: mlmclm status
     """
-    from mlmclm.service.run_service import look
+    from mlmclm.service.run_service import service_status
     from mlmclm.service.service_token import RESTART
 
-    service = look(store.resolve())
+    service = service_status(store.resolve())
     if service is None:
         print_json({"running": False}) if json else show(f"No service of {store} runs. `mlmclm up` starts one.")
         raise typer.Exit(NOT_RUNNING)

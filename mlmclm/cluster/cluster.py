@@ -21,7 +21,7 @@ from mlmclm.cluster.placement import (
     PlacementGroup,
     Resources,
     amounts,
-    describe,
+    describe_cluster,
     lacks_nodes,
     may_get_places,
     places_now,
@@ -52,7 +52,7 @@ def cluster_view() -> Callable[[], Cluster]:
 
 
 @contextmanager
-def waits_said(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
+def report_waits(what: str, view: Callable[[], Cluster], *, all_of_them: bool = False) -> Iterator[None]:
     """Print from time to time, while the block runs, what the driver's placement groups wait for.
 
     `what` is the beginning of the line, such as `pretraining`; for `all_of_them` see `waiting_line`.
@@ -101,14 +101,14 @@ def await_nodes(
         missing = "" if not lacks_nodes(cluster) else "the cluster has none that computes yet"
         if not missing and bundle is not None and may_get_places(cluster, needed := bundle(cluster), places):
             lacking = f"no node has {amounts(needed)}" if places == 1 else f"there are not {places} x {amounts(needed)}"
-            missing = f"{lacking} yet: {describe(cluster)}"
+            missing = f"{lacking} yet: {describe_cluster(cluster)}"
         if not missing:
             return
         if time.monotonic() - began >= seconds:
             if not lacks_nodes(cluster):
                 return
             raise EnvironmentFault(
-                f"No node that computes has joined the Ray cluster in {seconds:g} s (--wait-for-nodes): {describe(cluster)}."
+                f"No node that computes has joined the Ray cluster in {seconds:g} s (--wait-for-nodes): {describe_cluster(cluster)}."
             )
         if missing != said:
             say(f"waiting for nodes, for up to {seconds:g} s (--wait-for-nodes; Ctrl-C ends it): {missing}")
@@ -127,7 +127,7 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     if places_now(view(), bundle):
         return
     group = placement_group([dict(bundle)])
-    with waits_said(what, view):
+    with report_waits(what, view):
         ray.get(group.ready())
     # The group was only a request for a node; it would keep the resources from the work itself.
     remove_placement_group(group)

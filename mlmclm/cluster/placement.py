@@ -158,7 +158,7 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
         ways.append(f"set recipe.device: {device_of_other} to train on {other}s")
     raise UserError(
         f"recipe.workers asks for {workers} workers with a {kind} each (recipe.device: {choice}), but the cluster can have {most:g}: "
-        f"{describe(cluster)}. Either {', or '.join(ways)}."
+        f"{describe_cluster(cluster)}. Either {', or '.join(ways)}."
     )
 
 
@@ -181,7 +181,7 @@ def check_place(what: str, bundle: Resources, cluster: Cluster, *, remedy: str) 
     """
     if most_places(cluster, bundle) < 1:
         raise UserError(
-            f"{what} needs {amounts(bundle)} on one node, and no node of this Ray cluster can ever offer that: {describe(cluster)}. {remedy}"
+            f"{what} needs {amounts(bundle)} on one node, and no node of this Ray cluster can ever offer that: {describe_cluster(cluster)}. {remedy}"
         )
 
 
@@ -190,7 +190,7 @@ def amounts(bundle: Resources) -> str:
     return " and ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
 
 
-def describe(cluster: Cluster) -> str:
+def describe_cluster(cluster: Cluster) -> str:
     """Describe in one clause what a cluster has and can get."""
     has = " and ".join(f"{cluster.total(kind):g} {kind}s" for kind in _SHOWN)
     nodes = f"{len(cluster.nodes)} node{'s' if len(cluster.nodes) != 1 else ''}"

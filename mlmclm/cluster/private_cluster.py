@@ -154,7 +154,7 @@ def _keep_logs(private: Path, store: Path) -> Path | None:
 
 
 @contextmanager
-def own_settings(*, for_jobs: bool) -> Iterator[None]:
+def private_cluster_settings(*, for_jobs: bool) -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
     Ray does the former by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports

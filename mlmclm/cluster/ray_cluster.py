@@ -28,8 +28,8 @@ from mlmclm.cluster.private_cluster import (
     ROOT,
     START_LIMITS,
     has_raylet,
-    own_settings,
     private_cluster,
+    private_cluster_settings,
     reason_of,
     replaced,
     sweep_clusters,
@@ -150,12 +150,12 @@ def ray_session(
             }
 
             def start(**further: Any) -> None:
-                with own_settings(for_jobs=for_jobs), environment({ADDRESS: None}):
+                with private_cluster_settings(for_jobs=for_jobs), environment({ADDRESS: None}):
                     _connect(arguments | further, "Ray cannot be started on this machine")
 
             folder = stack.enter_context(private_cluster(store, start))
         stack.callback(ray.shutdown)
-        stack.enter_context(losses_said())
+        stack.enter_context(explain_ray_failures())
         gcs_address = ray.get_runtime_context().gcs_address
         if folder is not None:
             # Otherwise a submitted job joins any of this machine's clusters.
@@ -165,7 +165,7 @@ def ray_session(
 
 
 @contextmanager
-def losses_said() -> Iterator[None]:
+def explain_ray_failures() -> Iterator[None]:
     """Replace an error in the block by one that says that Ray has failed, if that is the cause.
 
     Raises:

@@ -13,12 +13,12 @@ _VALIDATION = "validation"
 """Purpose of the hash that divides documents into training and validation text."""
 
 
-def held_out(text: str, *, below: int, seed: int) -> bool:
+def is_held_out(text: str, *, below: int, seed: int) -> bool:
     """Return whether a text is held out: its hash is smaller than `below` (from `divide`). So are all copies of it."""
     return text_hash(text, purpose=_VALIDATION, seed=seed) < below
 
 
-def share(fraction: float) -> int:
+def hash_threshold(fraction: float) -> int:
     """Return the hash below which the hashes of this fraction of all texts are expected to be."""
     return math.ceil(fraction * 2.0**64)
 
@@ -41,7 +41,7 @@ def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> 
 
     Makes one pass, which ends as soon as both sides have `enough` bytes.
     """
-    below = share(fraction)
+    below = hash_threshold(fraction)
     held = training = of_smallest = 0
     smallest: int | None = None
     first: str | None = None

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_names import HUB_DATA, check_hub_data
-from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
+from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
 from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
 from mlmclm.errors import UserError
@@ -29,7 +29,7 @@ from mlmclm.storage.arrow_files import ARROW, without_caches
 from mlmclm.storage.artifact import KEY, FolderArtifact
 from mlmclm.storage.checksums import read_sealed, set_aside, write_sealed
 from mlmclm.storage.data_files import COMPRESSED, NO_TABLES, TABLES, instead_of, is_compressed, kind_of, open_bytes
-from mlmclm.storage.files import first_there, nearest, places_of, stable_hash
+from mlmclm.storage.files import first_existing, nearest, places_of, stable_hash
 from mlmclm.storage.unchanged import Mark, as_hashed, check_hashed, mark_of, marked_hash
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
@@ -152,7 +152,7 @@ def open_source(
         source: Source = installed(folders["store"], worker_count(workers), progress)
         return source
     tried = places_of(config.source, folders.get("beside"), folders.get("data_root"))
-    path = first_there(tried)
+    path = first_existing(tried)
     if path is not None:
         return FileSource(path, config, folders["store"])
     if HUB_DATA.fullmatch(config.source) is None or kind_of(Path(config.source)) in SUFFIXES:
@@ -434,7 +434,7 @@ class HubSource(Source):
                 check_column(config.source, config.text_column, row)
                 yield text_of(row[config.text_column], config.source, config.text_column)
         except ValueError as error:
-            reason = listed(error, config.config_name, split)
+            reason = error_with_nearest(error, config.config_name, split)
             raise UserError(f"corpus source {config.source!r}, split {split!r}: {reason}") from error
         except (OSError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             raise replace(self._repository, where=f"corpus source {config.source!r}").trouble(error) from error

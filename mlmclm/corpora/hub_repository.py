@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, meant, one_line
-from mlmclm.storage.addresses import is_here, send_file
+from mlmclm.storage.addresses import is_local, send_file
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import check_folder, stable_hash
 
@@ -67,7 +67,7 @@ class HubRepository:
         if self.revision is not None and COMMIT.fullmatch(self.revision):
             return self.revision
         file = self._pin(store)
-        if not is_here(file):
+        if not is_local(file):
             return None
         return str(read_sealed(file, f"Delete it to take the current commit of {self.name}.")["commit"])
 
@@ -189,7 +189,7 @@ class HubRepository:
         return ""
 
 
-def listed(error: object, *requested: str | None) -> str:
+def error_with_nearest(error: object, *requested: str | None) -> str:
     """Return `datasets`' error about a configuration or split on one line, with the nearest of the names that it lists."""
     text = one_line(error, 600).rstrip(".")
     names = re.findall(r"'([^']+)'", text.rpartition("[")[2])

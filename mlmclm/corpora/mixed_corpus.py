@@ -18,7 +18,7 @@ from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus
 from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
-from mlmclm.storage.addresses import is_here, send_file
+from mlmclm.storage.addresses import is_local, send_file
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import stable_hash
 
@@ -77,7 +77,7 @@ def prepare_sources(
 
     prepared = _joined(_each(corpora, one))
     file = folders["store"] / "corpora" / prepared.key / SOURCES
-    if not is_here(file):
+    if not is_local(file):
         write_sealed(file, {"sources": {name: corpus.key for name, corpus in prepared.sources.items()}})
         send_file(file)
     return prepared
@@ -101,7 +101,7 @@ def find_sources(
 
     prepared = _each(corpora, one)
     ready = {name: corpus for name, corpus in prepared.items() if corpus is not None}
-    if len(ready) < len(prepared) or not is_here(folders["store"] / "corpora" / _key(ready) / SOURCES):
+    if len(ready) < len(prepared) or not is_local(folders["store"] / "corpora" / _key(ready) / SOURCES):
         return None
     return _joined(ready)
 

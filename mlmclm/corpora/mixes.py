@@ -69,7 +69,7 @@ def shares(mix: Mix) -> dict[str, float]:
     return {name: weight / total for name, weight in mix}
 
 
-def words(mix: Mix) -> str:
+def mix_text(mix: Mix) -> str:
     """Format a mix for display, such as `70 % web, 30 % books`, the largest share first."""
     ordered = sorted(shares(mix).items(), key=lambda item: -item[1])
     return ", ".join(f"{100 * share:.4g} % {name}" for name, share in ordered)

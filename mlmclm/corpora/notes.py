@@ -16,7 +16,7 @@ from typing import Any
 
 from mlmclm.corpora.post_processors import is_exported_processor
 from mlmclm.errors import UserError
-from mlmclm.storage.checksums import CHECKSUMS, damage, noted, read_sealed, write_checksums
+from mlmclm.storage.checksums import CHECKSUMS, damage, has_checksums, read_sealed, write_checksums
 from mlmclm.storage.files import canonical_json, hash_file, parse_json, read_json, readable, write_json
 
 NOTES = "mlmclm.json"
@@ -126,7 +126,7 @@ def damage_of_export(folder: Path) -> str | None:
     Weights are checked by size, small files by checksum.
     """
     for part in (folder, folder / "decoder"):
-        if noted(part):
+        if has_checksums(part):
             fault = damage(part, read=False)
             if fault is None:
                 # Only files with checksums: one that somebody has added is no damage.

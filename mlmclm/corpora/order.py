@@ -41,7 +41,7 @@ def _rows_at(numbers: NDArray[np.int64], n_blocks: int, seed: int) -> NDArray[np
     return rows
 
 
-def rows_of(blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int) -> NDArray[np.int64]:
+def block_numbers(blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int) -> NDArray[np.int64]:
     """Return the block numbers of a step's samples, int64 [len(samples)].
 
     Each source of a mix has a sequence of its own, which doesn't depend on the other sources.
@@ -61,7 +61,7 @@ def step_tokens(
     blocks: Blocks | Chunks | MixedBlocks, samples: Samples, seed: int, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Read some rows (int64 [n]) of the global batch with these samples: block numbers [n], tokens [n, length]."""
-    chosen = rows_of(blocks, samples, seed)[rows]
+    chosen = block_numbers(blocks, samples, seed)[rows]
     return chosen, blocks.take(chosen)
 
 

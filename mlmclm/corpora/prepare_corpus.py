@@ -16,7 +16,7 @@ import numpy as np
 from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.blocks import token_type
-from mlmclm.corpora.chosen_documents import head, held_out, smallest_hashes
+from mlmclm.corpora.chosen_documents import head, is_held_out, smallest_hashes
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
@@ -26,19 +26,19 @@ from mlmclm.corpora.prepared_corpus import (
     PreparedCorpus,
     StoredCorpus,
     blocks_of,
+    corpus_summary,
     open_prepared,
     read_index,
     shelf_damage,
-    summary,
 )
 from mlmclm.corpora.process_map import Progress, silent, worker_count
-from mlmclm.corpora.shard_writer import Record, ShardWriter, read_record, record_file
+from mlmclm.corpora.shard_writer import Record, ShardWriter, read_shard_record, record_file
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
-from mlmclm.corpora.tokenising import Encoder, Tokeniser, local_encoder, plain
+from mlmclm.corpora.tokenising import Encoder, Tokeniser, local_encoder, without_surrogates
 from mlmclm.corpora.tokenizer import (
     TRAINING_CHARACTERS,
     StoredTokenizer,
-    check_ids,
+    check_embedding_rows,
     load_text_tokenizer,
     prepare_tokenizer,
     special_ids,
@@ -87,7 +87,7 @@ def prepare_corpus(
         below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
-        check_ids(place.tokenizer.folder)
+        check_embedding_rows(place.tokenizer.folder)
         with StoredCorpus(place.store, place.key).leased(place.complete, title=f"corpus {corpus.source}"):
             # The process that held the lease before may have made the whole corpus.
             if not place.complete():
@@ -96,7 +96,7 @@ def prepare_corpus(
     prepared = _open(place)
     assert prepared is not None
     if new:
-        say(summary(prepared))
+        say(corpus_summary(prepared))
     return prepared
 
 
@@ -208,7 +208,7 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     training = (
         text
         for text in source.train()
-        if text.strip() and (below is None or not held_out(text, below=below, seed=corpus.seed))
+        if text.strip() and (below is None or not is_held_out(text, below=below, seed=corpus.seed))
     )
     if corpus.streaming:
         chosen = list(head(training, characters=characters))
@@ -217,7 +217,7 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
         chosen = [text for _, text in hashed]
     if not chosen:
         raise no_text(corpus)
-    return list(map(plain, chosen))
+    return list(map(without_surrogates, chosen))
 
 
 def _encoder(place: _Place, workers: int, elsewhere: Elsewhere | None) -> AbstractContextManager[Encoder]:
@@ -315,7 +315,7 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     sizes = shelf.sizes()
     records: list[Record] = []
     while record_file(part, len(records)) in sizes:
-        record = read_record(shelf, part, len(records))
+        record = read_shard_record(shelf, part, len(records))
         if record is None or sizes.get(record.shard.file) != record.bytes:
             break
         records.append(record)

@@ -17,7 +17,7 @@ from mlmclm.corpora.documents import TRAIN, VALIDATION, StoredText
 from mlmclm.corpora.shelf import INDEX, Shelf
 from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
-from mlmclm.storage.addresses import address_of, discard, is_here
+from mlmclm.storage.addresses import address_of, discard, is_local
 from mlmclm.storage.artifact import KEY, Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
 from mlmclm.storage.files import remove_folder
@@ -93,7 +93,7 @@ class StoredCorpus(Artifact):
         """
         elsewhere = self.folder / ELSEWHERE
         again = f"Delete {self.folder} and run `mlmclm data` on the study."
-        return Shelf(**read_sealed(elsewhere, again)) if is_here(elsewhere) else self.own_shelf
+        return Shelf(**read_sealed(elsewhere, again)) if is_local(elsewhere) else self.own_shelf
 
     @property
     def own_shelf(self) -> Shelf:
@@ -103,7 +103,7 @@ class StoredCorpus(Artifact):
 
     def damage(self, *, read: bool = True) -> str | None:
         """Return what is wrong with a finished corpus; shards are checked by their sizes only."""
-        return None if is_here(self.folder / SOURCES) else shelf_damage(self.shelf)
+        return None if is_local(self.folder / SOURCES) else shelf_damage(self.shelf)
 
     def remove(self) -> None:
         """Delete it. Shards at an address of their own stay, as other stores may use them; the same corpus finds them."""
@@ -134,7 +134,7 @@ class StoredCorpus(Artifact):
     def origin(self) -> Origin:
         """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
         mixed = self.folder / SOURCES
-        if is_here(mixed):
+        if is_local(mixed):
             keys = read_sealed(mixed, f"Delete {self.folder} and run `mlmclm data` on the study.")["sources"]
             return Origin({"sources": keys}, needs=tuple(StoredCorpus(self.store, key) for key in keys.values()))
         index = read_index(self.shelf)
@@ -175,7 +175,7 @@ def read_index(shelf: Shelf) -> dict[str, Any] | None:
     return None if content is None else parse_sealed(content, where, remedy)
 
 
-def describe(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
+def describe_corpus(prepared: PreparedCorpus, *, examples: int = 3) -> dict[str, Any]:
     """Describe a corpus for display: sizes, vocabulary, bytes per token, and the beginnings of a few blocks."""
     shelf = prepared.train.shelf
     index = read_index(shelf) or {}
@@ -215,7 +215,7 @@ def median_length(prepared: PreparedCorpus) -> int | None:
     return int(np.median(lengths - 1)) if len(lengths) else None
 
 
-def summary(prepared: PreparedCorpus) -> str:
+def corpus_summary(prepared: PreparedCorpus) -> str:
     """Summarise a corpus in one line: the number and length of its documents, and the files left out."""
     index = read_index(prepared.train.shelf) or {}
     train, validation = (f"{index[part]['documents']:,}" for part in (TRAIN, VALIDATION))

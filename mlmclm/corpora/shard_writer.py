@@ -79,7 +79,7 @@ def record_file(part: str, number: int) -> str:
     return f"{part}-{number:05d}.json"
 
 
-def read_record(shelf: Shelf, part: str, number: int) -> Record | None:
+def read_shard_record(shelf: Shelf, part: str, number: int) -> Record | None:
     """Read a finished shard's record; None if it is missing or damaged, so that the shard must be made again."""
     try:
         return Record.from_json(unsealed(json.loads(shelf.read(record_file(part, number)) or b"")))

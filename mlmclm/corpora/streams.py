@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlmclm.corpora.chosen_documents import held_out, smallest_hashes
+from mlmclm.corpora.chosen_documents import is_held_out, smallest_hashes
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Piece, Source
 from mlmclm.corpora.shard_writer import Position
@@ -62,7 +62,7 @@ class Stream:
             if text.strip():
                 part = self.parts[0]
                 if self.below is not None:
-                    part = VALIDATION if held_out(text, below=self.below, seed=self.corpus.seed) else TRAIN
+                    part = VALIDATION if is_held_out(text, below=self.below, seed=self.corpus.seed) else TRAIN
                 if part in self.parts:
                     yield Document(Position(number, position), part, text)
 

@@ -21,7 +21,7 @@ from mlmclm.storage.data_files import (
     is_compressed,
     kind_of,
     open_bytes,
-    open_source,
+    open_data_file,
     open_text,
     read_start,
     read_table,
@@ -139,7 +139,7 @@ def _read_arrow(path: Path, column: str) -> Iterator[str]:
     import pyarrow
 
     try:
-        with open_source(path) as source:
+        with open_data_file(path) as source:
             schema, batches = arrow_batches(source, path)
             check_column(path, column, schema.names)
             for batch in batches:

@@ -80,12 +80,12 @@ class Tokeniser:
         )
 
 
-def plain(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Replace what UTF-8 cannot encode: JSON can hold lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
-def batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
+def text_batches(stream: Stream, pieces: Sequence[int], starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
     """Yield the documents of a stream's pieces, in text that UTF-8 can encode, about `BATCH_CHARACTERS` per batch."""
     waiting: list[Document] = []
     size = 0
@@ -107,7 +107,7 @@ def _to_table(documents: Sequence[Document]) -> pyarrow.Table:
             "piece": [document.place.piece for document in documents],
             "number": [document.place.number for document in documents],
             "training": [document.part == TRAIN for document in documents],
-            "text": [plain(document.text) for document in documents],
+            "text": [without_surrogates(document.text) for document in documents],
         }
     )
 
@@ -126,4 +126,4 @@ def tokenised(encoded: pyarrow.Table) -> Iterator[tuple[Position, bool, NDArray[
 def local_encoder(tokeniser: Tokeniser, workers: int) -> Iterator[Encoder]:
     """Tokenise in `workers` processes; a single worker is this process itself."""
     with worker_processes(tokeniser, workers=workers) as tokenise:
-        yield lambda stream, starts: tokenise(batches(stream, stream.numbers(starts), starts))
+        yield lambda stream, starts: tokenise(text_batches(stream, stream.numbers(starts), starts))

@@ -122,13 +122,13 @@ def prepare_tokenizer(config: TokenizerConfig, *, store: Path, corpus_key: str =
         elif config.name is not None:
             tokenizer, named = _from_hub(config.name, config.revision)
         else:
-            tokenizer, named = train(texts, config.train_vocab_size or 0), SpecialTokens()
+            tokenizer, named = train_tokenizer(texts, config.train_vocab_size or 0), SpecialTokens()
         save(tokenizer, named, folder)
 
     return StoredTokenizer(store, tokenizer_key(config, corpus_key)).ensure(make, title="the tokenizer")
 
 
-def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE of `vocabulary` tokens, including 256 bytes and four special tokens (ids 0 to 3).
 
     Raises UserError if the texts hold too few different words for that.
@@ -221,7 +221,7 @@ def special_ids(folder: Path) -> dict[str, int]:
     return ids
 
 
-def check_ids(folder: Path) -> None:
+def check_embedding_rows(folder: Path) -> None:
     """Raise UserError for a token without a row in an embedding of the vocabulary's size."""
     tokens = load_text_tokenizer(folder).get_vocab(with_added_tokens=True)
     size = len(tokens)

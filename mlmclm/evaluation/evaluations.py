@@ -21,7 +21,7 @@ from mlmclm.progress import say_once
 from mlmclm.results.chance import Chance
 from mlmclm.results.metrics import MAIN_METRICS
 from mlmclm.storage.files import hash_file, read_json, stable_hash
-from mlmclm.storage.unchanged import Unchanged, changed
+from mlmclm.storage.unchanged import Unchanged, changed_file_error
 from mlmclm.system import provenance
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ class Subject:
         return cls._hashed(name, folder, "embedding", keys)
 
     def bind(self) -> None:
-        """Hash the folder's files again, before they are loaded, and let `compute` check that they don't change.
+        """Hash the folder's files again, before they are loaded, and let `compute_evaluation` check that they don't change.
 
         Raises:
             UserError: the hashes have changed since the evaluation was planned.
         """
         files = Unchanged(self.folder, holds=self._holds)
         if not self._holds():
-            raise changed(self.folder)
+            raise changed_file_error(self.folder)
         _loaded[self.folder] = files
 
     def _holds(self) -> bool:
@@ -178,7 +178,7 @@ def filed_as(subject: Subject, task: ZeroShotTask, results_store: KeptEvaluation
     return subject
 
 
-def compute(
+def compute_evaluation(
     subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel, observe: Observer | None = None
 ) -> dict[str, Any]:
     """Evaluate a model on a task and return the result, as a JSON object; a `UserError` if its files have changed meanwhile."""
@@ -225,14 +225,14 @@ def find_or_compute(
 
     def make() -> dict[str, Any]:
         try:
-            return compute(subject, task, load(), observe)
+            return compute_evaluation(subject, task, load(), observe)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
 
     result, computed = results_store.ensure(evaluation_key(subject, task), make, title=title)
     if computed:
         say_once(f"zero-shot evaluation computes with the backend {result['cost']['backend']}")
-    return named(result, subject.name, task.name, chance_scores(task)), computed
+    return under_names(result, subject.name, task.name, chance_scores(task)), computed
 
 
 def chance_scores(task: ZeroShotTask) -> dict[str, dict[str, Any]]:
@@ -240,7 +240,9 @@ def chance_scores(task: ZeroShotTask) -> dict[str, dict[str, Any]]:
     return {metric: asdict(level) for metric, level in task.chances.items()}
 
 
-def named(result: Mapping[str, Any], model: str, task: str, chances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def under_names(
+    result: Mapping[str, Any], model: str, task: str, chances: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return a result under these names, with its `main` metric; its file may have been written under other names.
 
     Each metric gets the task's `chance` level, and `chance_how`, the way to reach it; None where there is none. The

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mlmclm.evaluation.likelihoods import MaskedReading, Observer, batches, logits_at
+from mlmclm.evaluation.likelihoods import MaskedReading, Observer, length_batches, logits_at
 
 
-def cut(text: str, stop: Sequence[str]) -> str:
+def before_stop(text: str, stop: Sequence[str]) -> str:
     """Return a text up to the first stop string."""
     return text[: min([place for word in stop if (place := text.find(word)) >= 0], default=len(text))]
 
@@ -43,11 +43,11 @@ def generate_causal(
         stop_strings=list(stop) or None,
     )
     outputs = [""] * len(contexts)
-    for batch in batches([len(context) + most for context in contexts], observe=observe):
+    for batch in length_batches([len(context) + most for context in contexts], observe=observe):
         ids = torch.tensor([contexts[number] for number in batch], device=model.device)  # [rows, length]
         sequences = model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
         for number, row in zip(batch, sequences[:, ids.shape[1] :].tolist(), strict=True):
-            outputs[number] = cut(tokenizer.decode(row, skip_special_tokens=True), stop)
+            outputs[number] = before_stop(tokenizer.decode(row, skip_special_tokens=True), stop)
     return outputs
 
 
@@ -67,7 +67,7 @@ def generate_masked(
     The arguments are those of `generate_causal`; the text ends at the first token of `reading.end`.
     """
     outputs = [""] * len(contexts)
-    for batch in batches([len(reading.inputs(context)) + most for context in contexts], observe=observe):
+    for batch in length_batches([len(reading.inputs(context)) + most for context in contexts], observe=observe):
         generated: dict[int, list[int]] = {number: [] for number in batch}
         active = list(batch)
         for _ in range(most):
@@ -79,9 +79,9 @@ def generate_masked(
                 if token not in reading.end[:1]:
                     generated[number].append(token)
                     outputs[number] = tokenizer.decode(generated[number], skip_special_tokens=True)
-                    if cut(outputs[number], stop) == outputs[number]:
+                    if before_stop(outputs[number], stop) == outputs[number]:
                         continue
-                    outputs[number] = cut(outputs[number], stop)
+                    outputs[number] = before_stop(outputs[number], stop)
                 active.remove(number)
             if not active:
                 break

@@ -46,7 +46,7 @@ from mlmclm.member_source import parsed
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
 from mlmclm.storage.data_files import NO_TABLES, TABLES, kind_of, read_table
-from mlmclm.storage.files import first_there, places_of, stable_hash
+from mlmclm.storage.files import first_existing, places_of, stable_hash
 
 SEED = 1234
 """Seed for choosing few-shot examples, the harness's own default."""
@@ -263,7 +263,7 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
     def resolved(name: str) -> str:
         if "://" in name or any(sign in name for sign in "*?["):
             return name
-        file = first_there([place / name for place in places])
+        file = first_existing([place / name for place in places])
         if file is None:
             raise UserError(
                 f"task {spec.get('task')}: data file {name} does not exist (looked in {', '.join(map(str, places))})."
@@ -286,7 +286,7 @@ def _local(spec: dict[str, Any], places: Sequence[Path]) -> dict[str, Any]:
         return {**spec, "dataset_kwargs": kwargs}
     subset = spec.get("dataset_name")
     folders = [place / path / part for place in places for part in ([str(subset)] if subset else [""])]
-    folder = first_there(folders)
+    folder = first_existing(folders)
     if folder is None:
         return spec
     tables = [file for file in folder.rglob("*") if kind_of(file) in TABLES and file.name not in NO_TABLES]

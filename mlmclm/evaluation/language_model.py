@@ -145,7 +145,9 @@ class LanguageModel:
         fits.
         """
         size = self.longest if self.reading is None else self.reading.room(self.longest) - 1
-        parts = [(number, pair) for number, text in enumerate(texts) for pair in windows(self.texts.ids(text), size)]
+        parts = [
+            (number, pair) for number, text in enumerate(texts) for pair in text_windows(self.texts.ids(text), size)
+        ]
         pairs = [pair if pair.context else self._begun(pair) for _, pair in parts]
         totals = [0.0] * len(texts)
         for (number, _), likelihood in zip(parts, self._score(pairs, False, observe), strict=True):
@@ -180,7 +182,7 @@ class LanguageModel:
         )
 
 
-def windows(tokens: Sequence[int], size: int) -> Iterator[ContinuationIds]:
+def text_windows(tokens: Sequence[int], size: int) -> Iterator[ContinuationIds]:
     """Divide a text into windows that predict each token once.
 
     Args:

@@ -66,7 +66,9 @@ class MaskedReading:
         return len(self.start) + tokens - self.earlier
 
 
-def batches(lengths: Sequence[int], tokens: int = TOKENS, observe: Observer | None = None) -> Iterator[list[int]]:
+def length_batches(
+    lengths: Sequence[int], tokens: int = TOKENS, observe: Observer | None = None
+) -> Iterator[list[int]]:
     """Divide sequences, by their numbers, into batches of equal length; the longest come first.
 
     Args:
@@ -127,7 +129,7 @@ def causal_likelihoods(
         # The last token is only predicted, so one more than the longest sequence fits.
         rows.append([*context, *continuation][-(longest + 1) :])
     result = [Likelihood(0.0, True)] * len(pairs)
-    for batch in batches([len(row) for row in rows], observe=observe):
+    for batch in length_batches([len(row) for row in rows], observe=observe):
         ids = torch.tensor([rows[number] for number in batch], device=model.device)  # [rows, length + 1]
         last = ids.shape[1] - 1
         kept = max(len(pairs[number].continuation) for number in batch)
@@ -172,7 +174,7 @@ def masked_likelihoods(
         texts.append([*begin, *continuation, *(reading.end[:1] if score_end else [])])
         steps += [(number, place) for place in range(len(begin), len(texts[-1]))]
     totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
-    for batch in batches([len(reading.inputs(())) + place for _, place in steps], observe=observe):
+    for batch in length_batches([len(reading.inputs(())) + place for _, place in steps], observe=observe):
         chosen = [steps[index] for index in batch]
         place = chosen[0][1]
         ids = torch.tensor([reading.inputs(texts[number][:place]) for number, _ in chosen], device=model.device)

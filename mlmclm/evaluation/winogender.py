@@ -30,7 +30,7 @@ import torch
 from mlmclm import versions
 from mlmclm.errors import UserError, unknown
 from mlmclm.evaluation.language_model import LanguageModel
-from mlmclm.evaluation.likelihoods import Observer, batches, logits_at
+from mlmclm.evaluation.likelihoods import Observer, length_batches, logits_at
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array, WeightedMean, correlation
@@ -215,7 +215,7 @@ def mask_shares(
     for item in masked:
         if item.gender is not None:
             shares[item.sentence, item.gender] = 1.0
-    for batch in batches([len(item.ids) for item in masked], observe=observe):
+    for batch in length_batches([len(item.ids) for item in masked], observe=observe):
         ids = torch.tensor([masked[number].ids for number in batch], device=model.model.device)
         positions = torch.tensor([[masked[number].position] for number in batch], device=model.model.device)
         with torch.inference_mode():

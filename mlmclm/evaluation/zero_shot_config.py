@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Role
 from mlmclm.errors import UserError
-from mlmclm.storage.files import first_there, places_of
+from mlmclm.storage.files import first_existing, places_of
 
 if TYPE_CHECKING:
     from mlmclm.evaluation.evaluations import Subject, ZeroShotTask
@@ -47,7 +47,7 @@ class ZeroShot(Frozen):
 
         def resolved(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)
-            path = first_there(places)
+            path = first_existing(places)
             if path is None:
                 raise UserError(f"zero_shot.{key}: {name} does not exist (looked for {', '.join(map(str, places))}).")
             return str(path.resolve())

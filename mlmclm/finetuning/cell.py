@@ -19,7 +19,7 @@ from mlmclm.models.warm_up import shape_of_folder
 from mlmclm.registry import KINDS
 from mlmclm.results.metrics import metric_parts
 from mlmclm.seeds import Seed, seed_value
-from mlmclm.storage.addresses import at_hand
+from mlmclm.storage.addresses import fetched
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
@@ -107,9 +107,9 @@ class Cell:
 
 
 def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
-    """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.prepare`."""
+    """Return the distinct shapes of these cells' models, for `mlmclm.models.warm_up.compile_kernels`."""
     models = {(cell.model_folder, cell.protocol.precision) for cell in cells}
-    return [shape_of_folder(at_hand(folder, "config.json"), precision) for folder, precision in models]
+    return [shape_of_folder(fetched(folder, "config.json"), precision) for folder, precision in models]
 
 
 def training_key(cell: Cell) -> str:

@@ -16,7 +16,7 @@ from mlmclm.storage.addresses import names_at
 from mlmclm.storage.artifact import FolderArtifact, folders_in
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import hash_file
-from mlmclm.storage.pieces import Piece, described_damage, seal_damage, size_of
+from mlmclm.storage.pieces import Piece, described_damage, file_size, seal_damage
 from mlmclm.storage.unchanged import Unchanged
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class KeptEncoder(FolderArtifact):
     def files(self) -> Iterator[Piece]:
         """Yield the weights, and the result that has their checksum."""
         result, weights = self.folder / RESULT, self.folder / WEIGHTS
-        yield Piece(self.kind, self.again, str(result), size_of(result), partial(seal_damage, result.read_bytes))
+        yield Piece(self.kind, self.again, str(result), file_size(result), partial(seal_damage, result.read_bytes))
         check = partial(described_damage, result, weights, "encoder")
-        yield Piece(self.kind, self.again, str(weights), size_of(weights), check)
+        yield Piece(self.kind, self.again, str(weights), file_size(weights), check)
 
 
 def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None:

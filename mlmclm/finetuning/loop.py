@@ -46,7 +46,7 @@ class Trained:
     """The evaluations during training, if the protocol has any."""
 
 
-def train(
+def fine_tune(
     encoder: PreTrainedModel,
     head: nn.Module,
     task: PreparedTask,
@@ -110,7 +110,7 @@ def train(
         if chooses or reports:
             # The CPU's row-wise AdamW defers updates of embedding rows without a gradient.
             optimizer.settle()
-            examples = evaluate(encoder, head, task, protocol, ("validation",))
+            examples = evaluate_splits(encoder, head, task, protocol, ("validation",))
             encoder.train()
             head.train()
             scores = None if examples is None else task.scores(examples["validation"], metric)
@@ -137,7 +137,7 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
     return backend_of(encoder.device).updates(rule, parameters, embedding, settings, steps)
 
 
-def evaluate(
+def evaluate_splits(
     encoder: PreTrainedModel, head: nn.Module, task: PreparedTask, protocol: Protocol, splits: Iterable[str]
 ) -> dict[str, Examples] | None:
     """Return each split's per-example results, of which `PreparedTask.scores` computes the metrics.

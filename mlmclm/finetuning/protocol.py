@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from mlmclm.backends.optimizers.optimizer import OptimizerName
-from mlmclm.configuration import Enters, Role, parse
+from mlmclm.configuration import Enters, Role, parse_config
 from mlmclm.schedules.decay import DecayName
 from mlmclm.tasks.settings import TaskSettings
 
@@ -94,7 +94,7 @@ class Protocol(TaskSettings):
         length = round(self.length_share * context)
         where = f"length_share {self.length_share:g} of a context of {context} tokens (max_length {length})"
         resolved = {"length_share": None, "max_length": length, "stride": min(self.stride, max(1, length // 4))}
-        return parse(Protocol, {**self.model_dump(), **resolved}, where=where)
+        return parse_config(Protocol, {**self.model_dump(), **resolved}, where=where)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that enter a cell's key and that reports show, as their fields' roles say.
@@ -113,7 +113,7 @@ class Protocol(TaskSettings):
         # A result without `pair_truncation` has the examples that `joined` gives. With the tokenizer's own special
         # tokens `joined` is not allowed, and the default is the only choice.
         before = {} if identity.get("special_tokens") == "tokenizer" else {"pair_truncation": "joined"}
-        return parse(cls, {**before, **identity}, where="a result's protocol")
+        return parse_config(cls, {**before, **identity}, where="a result's protocol")
 
     def optimizer_weight_decay(self, learning_rate: float) -> float:
         """Return the weight decay to give torch's AdamW at this peak learning rate."""

@@ -24,11 +24,11 @@ from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import load_kept, write_kept
-from mlmclm.finetuning.loop import Trained, evaluate, train
+from mlmclm.finetuning.loop import Trained, evaluate_splits, fine_tune
 from mlmclm.models.folder import check_length, load_encoder, weights_hashes
 from mlmclm.results.examples import SPLIT, to_parquet
 from mlmclm.seeds import Seed, Seeds, seed_value
-from mlmclm.storage.addresses import at_hand
+from mlmclm.storage.addresses import fetched
 from mlmclm.storage.checksums import damage
 from mlmclm.storage.unchanged import Unchanged
 from mlmclm.system import provenance
@@ -76,7 +76,7 @@ def run_training(
         on_examples: called with the result and the Parquet file of its examples (`examples.to_parquet`), unless the
             cell diverged.
         device: None for the GPU if torch sees one, else the CPU.
-        report_every: steps between reports during training (`loop.train`); None for none.
+        report_every: steps between reports during training (`loop.fine_tune`); None for none.
 
     Yields:
         Reports, if there are any. Then the cells' results, as JSON objects with a `key`, each before the next cell is
@@ -89,7 +89,7 @@ def run_training(
     cache = {} if cache is None else cache
     torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on the CPU
     chosen = torch.device(device or best_device())
-    at_hand(cells[0].model_folder, "config.json")
+    fetched(cells[0].model_folder, "config.json")
     cell, tasks = cells[0], [_task(member, store, data_root, cache) for member in cells]
     task = tasks[0]
     streams = streams_of(cell.seed)
@@ -109,7 +109,7 @@ def run_training(
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
         encoder, head = encoder.to(chosen), head.to(chosen)
         started = time.perf_counter()
-        trained = yield from train(
+        trained = yield from fine_tune(
             encoder,
             head,
             task,
@@ -130,7 +130,7 @@ def run_training(
             began = time.perf_counter()
             examples = None
             if trained.diverged_step is None:
-                examples = evaluate(encoder, head, task, member.protocol, ("validation", "test"))
+                examples = evaluate_splits(encoder, head, task, member.protocol, ("validation", "test"))
             scores = None
             if examples is not None:
                 scores = {split: task.scores(rows, member.declared.metric) for split, rows in examples.items()}

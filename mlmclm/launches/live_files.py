@@ -55,7 +55,7 @@ class Link(NamedTuple):
 
 
 @contextmanager
-def received(job: StageJob) -> Iterator[Link | None]:
+def receive_live_files(job: StageJob) -> Iterator[Link | None]:
     """Write what rank 0 sends during the block into the driver's run folder; yield None on a cluster that the driver started."""
     if started_here():
         yield None

@@ -19,7 +19,7 @@ from mlmclm.cluster.ray_cluster import Session
 from mlmclm.corpora.prepare_corpus import Elsewhere
 from mlmclm.corpora.shard_writer import Position
 from mlmclm.corpora.streams import Stream
-from mlmclm.corpora.tokenising import Encoder, Tokeniser, batches
+from mlmclm.corpora.tokenising import Encoder, Tokeniser, text_batches
 from mlmclm.errors import EnvironmentFault, MlmclmError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _dataset(stream: Stream, starts: Mapping[str, Position], tokeniser: ray.Obje
 
 
 def _read(pieces: pyarrow.Table, stream: Stream, starts: Mapping[str, Position]) -> Iterator[pyarrow.Table]:
-    return batches(stream, pieces["piece"].to_pylist(), starts)
+    return text_batches(stream, pieces["piece"].to_pylist(), starts)
 
 
 def _tokenise(documents: pyarrow.Table, tokeniser: ray.ObjectRef) -> pyarrow.Table:

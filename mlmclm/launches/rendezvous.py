@@ -37,7 +37,7 @@ class ClosedTorchConfig(TorchConfig):
     """Ray Train's configuration of torch's process group, with the rendezvous of this module."""
 
     folder: str = ""
-    """A folder in the store that only its owner can enter (see `closed`)."""
+    """A folder in the store that only its owner can enter (see `closed_torch_config`)."""
 
     @property
     def backend_cls(self) -> type[ClosedBackend]:
@@ -45,7 +45,7 @@ class ClosedTorchConfig(TorchConfig):
         return ClosedBackend
 
 
-def closed(backend: str, folder: Path) -> ClosedTorchConfig:
+def closed_torch_config(backend: str, folder: Path) -> ClosedTorchConfig:
     """Return a configuration whose workers meet in `folder`, which is created empty.
 
     Raises:

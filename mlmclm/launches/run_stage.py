@@ -13,11 +13,11 @@ from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.placement import worker_bundle
 from mlmclm.cluster.ray_cluster import START_LIMIT, check_node, computes_here
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
-from mlmclm.corpora.order import rows_of
+from mlmclm.corpora.order import block_numbers
 from mlmclm.errors import EnvironmentFault, MlmclmError
 from mlmclm.launches import stage_errors
 from mlmclm.launches.worker_entry import run_in_worker
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage, State
 from mlmclm.pretraining import states
@@ -46,7 +46,7 @@ def stage_leases(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]
 
     Stages of two studies can share some of them. If no state is missing, no lease is needed.
     """
-    left = states.left_of(stage, store, fingerprint)
+    left = states.stages_left(stage, store, fingerprint)
     runs = (f"runs-{part.end.key(fingerprint)}" for part in left)
     return (*runs, *(f"states-{state.key(fingerprint)}" for part in left for state in part.states))
 
@@ -67,7 +67,7 @@ def run_stage(
     Needs a Ray session. The workers inherit its runtime environment.
 
     Args:
-        fingerprint: `plans.stages.fingerprint` of the recipe and the corpus.
+        fingerprint: `plans.stages.study_fingerprint` of the recipe and the corpus.
         device: device of each worker (`placement.choose_device`). Ray Train waits until the cluster has one for each.
 
     Raises:
@@ -81,7 +81,7 @@ def run_stage(
 
     with leases_of(store).wait(lambda: stage_leases(stage, store, fingerprint), waiting):
         # Look again under the leases: the process that held them may have trained some or all of the stage.
-        parts = states.left_of(stage, store, fingerprint)
+        parts = states.stages_left(stage, store, fingerprint)
         if parts and initial is not None:
             initial.check()
         for part in parts:
@@ -106,7 +106,9 @@ def run_stage(
                 registered=shipment(),
             )
             _fit_in_memory(job, folder, observer)
-            missing = [state for remaining in states.left_of(part, store, fingerprint) for state in remaining.states]
+            missing = [
+                state for remaining in states.stages_left(part, store, fingerprint) for state in remaining.states
+            ]
             if missing:
                 raise EnvironmentFault(
                     f"pretraining stage {part.title!r} ended without {', '.join(map(str, missing))}; see the worker logs."
@@ -164,15 +166,15 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
     from mlmclm.backends.choice import backend_of
-    from mlmclm.launches.live_files import received
-    from mlmclm.launches.rendezvous import closed
+    from mlmclm.launches.live_files import receive_live_files
+    from mlmclm.launches.rendezvous import closed_torch_config
     from mlmclm.launches.trainer import Trainer
 
     title, recipe, device = job.stage.title, job.recipe, job.device
     backend = backend_of(device)  # refuses an unknown name here, before workers start
     if computes_here():
         # Compile kernels before the workers start: otherwise all of them wait, and only the driver can tell the user why.
-        prepare([job.model_shape()], say_once, device)
+        compile_kernels([job.model_shape()], say_once, device)
         say_once(f"pretraining computes with the backend {backend.described(recipe.precision)}")
     # An earlier run that diverged has left this file; it would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
@@ -184,7 +186,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     trainer = Trainer(
         run_in_worker,
         train_loop_config=settings,
-        torch_config=closed(backend.process_group, folder / "rendezvous"),
+        torch_config=closed_torch_config(backend.process_group, folder / "rendezvous"),
         scaling_config=ScalingConfig(
             num_workers=recipe.workers if recipe.fewest_workers is None else (recipe.fewest_workers, recipe.workers),
             elastic_resize_monitor_interval_s=SECONDS_BETWEEN_RESIZES,
@@ -205,7 +207,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     )  # fmt: skip
     check_node()  # compiling may have taken long
     try:
-        with _followed(job.metrics_path, observer), received(job) as settings["link"]:
+        with _followed(job.metrics_path, observer), receive_live_files(job) as settings["link"]:
             trainer.fit()
     except MlmclmError:
         raise
@@ -220,7 +222,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
     if job.stop_path.is_file():
         stopped = read_json(job.stop_path)
         # Batches are functions of the step, so the one at which the stage diverged can be found afterwards.
-        blocks = rows_of(job.train, job.samples(stopped["step"] - 1), recipe.seeds.order).tolist()
+        blocks = block_numbers(job.train, job.samples(stopped["step"] - 1), recipe.seeds.order).tolist()
         raise stage_errors.not_finite(stopped, blocks, title=title, folder=folder, recipe=recipe)
 
 
@@ -250,7 +252,7 @@ def set_aside_damaged(stages: Sequence[Stage], store: Path, fingerprint: str) ->
         # If a start is damaged, the state before it becomes the start and needs the same check.
         while any(
             part.start.segments and _set_aside(part.start, store, fingerprint, read=True)
-            for part in states.left_of(stage, store, fingerprint)
+            for part in states.stages_left(stage, store, fingerprint)
         ):
             pass
 

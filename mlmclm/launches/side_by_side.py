@@ -19,7 +19,7 @@ A running stage saves checkpoints from which others can start before it ends.
 """
 
 
-def room(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> int:
+def stages_at_once(cluster: Cluster, bundle: Resources, *, workers: int, running: int) -> int:
     """Return how many stages may run at once, at least 1.
 
     Nodes that the autoscaler can still add count too. Ray lets workers wait for resources, and the autoscaler adds

@@ -119,7 +119,7 @@ def _modernbert(size: Size, tokenizer: PreTrainedTokenizerFast, length: int) -> 
     )
 
 
-def changed(config: PreTrainedConfig, **values: Any) -> PreTrainedConfig:
+def with_values(config: PreTrainedConfig, **values: Any) -> PreTrainedConfig:
     """Return a copy of a configuration with these values."""
     config = copy.deepcopy(config)
     config.update(values)
@@ -169,18 +169,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # Only to continue from: transformers has no masked language model for Qwen, but its causal class attends in both
     # directions if the configuration says that it is not causal.
-    "qwen2": Architecture(Qwen2ForCausalLM, partial(changed, is_causal=True), isolates=True),
-    "qwen3": Architecture(Qwen3ForCausalLM, partial(changed, is_causal=True), isolates=True),
+    "qwen2": Architecture(Qwen2ForCausalLM, partial(with_values, is_causal=True), isolates=True),
+    "qwen3": Architecture(Qwen3ForCausalLM, partial(with_values, is_causal=True), isolates=True),
     # Also only to continue from: learned positions, token types that are all 0, a norm after each layer.
     "bert": Architecture(
         BertForMaskedLM,
-        partial(changed, is_decoder=True, architectures=["BertLMHeadModel"]),
+        partial(with_values, is_decoder=True, architectures=["BertLMHeadModel"]),
         residual=False,
         dense=lambda model, hidden: model.cls.predictions.transform(hidden),
     ),
     "roberta": Architecture(
         RobertaForMaskedLM,
-        partial(changed, is_decoder=True, architectures=["RobertaForCausalLM"]),
+        partial(with_values, is_decoder=True, architectures=["RobertaForCausalLM"]),
         residual=False,
         dense=_roberta_dense,
     ),

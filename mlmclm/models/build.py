@@ -36,7 +36,7 @@ def model_config(size: str, tokenizer: PreTrainedTokenizerFast, length: int) -> 
     return FRESH[shape.architecture](shape, tokenizer, length)
 
 
-def build(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+def build_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Build the model in fp32 on the CPU, with weights that depend on the configuration and the seed only.
 
     Weights are normal (`Size.initial_deviation`). transformers sets the pad token's row of the embedding to 0. If EOS

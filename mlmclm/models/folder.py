@@ -25,7 +25,7 @@ from mlmclm.errors import UserError, one_line
 from mlmclm.models.config_hashes import config_hashes
 from mlmclm.models.sources import INDEX, WEIGHTS, longest, tokenizer_file, weight_files
 from mlmclm.models.tokenizer_settings import ROLES, SETTINGS, tokenizer_settings, wrote_settings
-from mlmclm.storage.checksums import CHECKSUMS, checked, noted
+from mlmclm.storage.checksums import CHECKSUMS, checked, has_checksums
 from mlmclm.storage.files import canonical_json, hash_file, read_json, write_json
 from mlmclm.storage.temporary import swept_folder
 
@@ -182,7 +182,7 @@ def weights_hashes(folder: Path, *, read: bool = True) -> tuple[str, ...]:
     """
     if read:
         checked(folder, None, CHANGED.format(folder=folder))
-    sums = read_json(folder / CHECKSUMS) if noted(folder) else {}
+    sums = read_json(folder / CHECKSUMS) if has_checksums(folder) else {}
     check_model_folder(folder)
     tokenizer = bytes.fromhex(tokenizer_file_hash(folder / "tokenizer.json"))
     return _hashes(folder, sums, tokenizer + _more(tokenizer_settings(folder)))

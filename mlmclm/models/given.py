@@ -37,15 +37,15 @@ from mlmclm.models.architectures import (
     DROPOUTS,
     LLAMA_FIELDS,
     MODERNBERT_FIELDS,
-    changed,
     load_weights,
     shared,
     weights_of,
+    with_values,
 )
 from mlmclm.models.build import hollow
 from mlmclm.models.folder import POOLED, check_model_folder, load_tokenizer, read_config, read_model
 from mlmclm.models.sizes import Size, parameters
-from mlmclm.models.sources import fetch
+from mlmclm.models.sources import fetch_source
 from mlmclm.storage.files import read_json
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
@@ -71,7 +71,7 @@ class Initial:
 
 def begin(config: PreTrainedConfig, weights: Mapping[str, Tensor] | None) -> PreTrainedModel:
     """Return the model with these weights, or `hollow`: in fp32, on the CPU, without the configuration's dropout."""
-    model = hollow(changed(config, **{name: 0.0 for name in DROPOUTS if hasattr(config, name)}))
+    model = hollow(with_values(config, **{name: 0.0 for name in DROPOUTS if hasattr(config, name)}))
     if weights is not None:
         load_weights(model, weights)
     return model
@@ -103,7 +103,7 @@ def read_initial(source: str | Path, tokenizer: PreTrainedTokenizerFast | None =
             model, or the tokenizer gives the model's tokens other ids.
         EnvironmentFault: the hub cannot be reached.
     """
-    folder = fetch(str(source))
+    folder = fetch_source(str(source))
     kind = check_model_folder(folder)["model_type"]
     _check_kind(kind, source)
     model_tokenizer = load_tokenizer(folder)
@@ -141,7 +141,7 @@ def encoder_config(folder: Path) -> PreTrainedConfig:
     return _encoder(read_config(folder))
 
 
-def size_of(config: PreTrainedConfig) -> Size:
+def encoder_size(config: PreTrainedConfig) -> Size:
     """Return the shape of an encoder with this configuration; parameters are counted on transformers' own class."""
     local = (getattr(config, "layer_types", None) or []).count("sliding_attention")
     shape = Size(
@@ -180,7 +180,7 @@ def _encoder(config: PreTrainedConfig) -> PreTrainedConfig:
         config = _DECODERS[config.model_type].config(config)
     direction = {"is_causal": False} if config.model_type in ("qwen2", "qwen3") else {}
     direction |= {"is_decoder": False} if config.model_type in POOLED else {}
-    return changed(config, **direction, dtype="float32")
+    return with_values(config, **direction, dtype="float32")
 
 
 def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:

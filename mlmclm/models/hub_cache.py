@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlmclm.corpora.notes import damage_of_export
 from mlmclm.errors import UserError
-from mlmclm.storage.checksums import noted
+from mlmclm.storage.checksums import has_checksums
 from mlmclm.storage.files import disk_fault, hash_file, stable_hash, whole_folder, write_atomic
 
 
@@ -37,7 +37,7 @@ class CachedRepository:
         if not ref.is_file():
             return None
         folder = self.folder / "snapshots" / ref.read_text(encoding="utf-8")
-        intact = (folder / "README.md").is_file() and noted(folder) and damage_of_export(folder) is None
+        intact = (folder / "README.md").is_file() and has_checksums(folder) and damage_of_export(folder) is None
         return folder if intact else None
 
     def commit(self, source: Path, files: Iterable[Path]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import TOKENIZER_FILES
 from mlmclm.errors import UserError
-from mlmclm.storage.files import first_there, nearest, places_of, read_json
+from mlmclm.storage.files import first_existing, nearest, places_of, read_json
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(@(?!/|.*\.\.)[\w./-]+)?")
 """OWNER/NAME, with @REVISION unless it is the newest. A revision becomes part of a path below the Hub's cache, so it
@@ -49,10 +49,10 @@ def hub_hint(model: str) -> str:
 
 def local_folder(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path | None:
     """Return the folder that a source names (`files.places_of`); None if there is no such folder."""
-    return first_there(places_of(source, beside, data_root))
+    return first_existing(places_of(source, beside, data_root))
 
 
-def fetch(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
+def fetch_source(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
     """Return the folder of a source; a name's files are first fetched from the hub into the local cache.
 
     Raises:
@@ -63,12 +63,12 @@ def fetch(source: str, data_root: Path | None = None, beside: Path | None = None
 
 
 def fetch_config(source: str, data_root: Path | None = None, beside: Path | None = None) -> Path:
-    """Return a folder with the source's config.json, and fetch nothing else; otherwise like `fetch`."""
+    """Return a folder with the source's config.json, and fetch nothing else; otherwise like `fetch_source`."""
     return _fetch(source, ["config.json"], places_of(source, beside, data_root))
 
 
 def _fetch(source: str, patterns: list[str], places: list[Path]) -> Path:
-    folder = first_there(places)
+    folder = first_existing(places)
     if folder is not None:
         return folder
     if HUB_NAME.fullmatch(source) is None:

@@ -16,7 +16,7 @@ from mlmclm import versions
 from mlmclm.corpora.fast_tokenizer import PLAIN
 from mlmclm.corpora.notes import corpus_tokenizer, hash_of_corpus
 from mlmclm.errors import UserError
-from mlmclm.storage.checksums import CHECKSUMS, noted
+from mlmclm.storage.checksums import CHECKSUMS, has_checksums
 from mlmclm.storage.files import canonical_json, hash_file, read_json
 
 SETTINGS, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -93,7 +93,7 @@ def wrote_settings(folder: Path) -> bool:
         return False
     if config and not _is_end(tokens.get("eos_token"), ids, corpus_tokenizer(folder) or tokenizer, config):
         return False
-    if hash_of_corpus(file) or (noted(folder) and file.name in read_json(folder / CHECKSUMS)):
+    if hash_of_corpus(file) or (has_checksums(folder) and file.name in read_json(folder / CHECKSUMS)):
         return True  # a given model's configuration may have other padding and mask tokens, which change no score
     # A decoder's configuration has EOS as BOS, which no cell uses; `tokenizer_hash` has it.
     return all(config.get(f"{name}_id") in (None, ids[text]) for name, text in tokens.items() if name != "bos_token")

@@ -23,7 +23,7 @@ FUSED = ("eurobert", "llama")
 """Model types whose blocks a backend may fuse."""
 
 
-def prepare(
+def compile_kernels(
     shapes: Iterable[ModelShape | None], announce: Callable[[str], None], device: torch.device | str | None = None
 ) -> None:
     """Make a device's backend compile what models of these shapes need (see `Reference.prepare`).

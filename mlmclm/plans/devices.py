@@ -52,7 +52,7 @@ HERE = "here"
 """The machine that runs the command, as measured by `pretraining.speed.this_machine`."""
 
 
-def published(title: str) -> Device | None:
+def published_device(title: str) -> Device | None:
     """Return the GPU of this name in CUDA, such as `NVIDIA H100 80GB HBM3`, with its published peak; None if unknown.
 
     A part of a GPU (MIG) has none.

@@ -11,7 +11,7 @@ An example is `610m-clm-10k-mlm40-42k`. Grammar (the study's, arXiv 2507.00994; 
     step       = an intermediate checkpoint, written in full (1000)
     replicate  = 2, 3, ...: the same plan trained again with other seeds (`Recipe.seeds_of`); the first has no number
 
-`parse` and `str` are inverses. A plan has exactly one name; any other spelling is refused with an error that gives the
+`parse_name` and `str` are inverses. A plan has exactly one name; any other spelling is refused with an error that gives the
 right one. The only exception is a share, which stands for a number of steps: `1m-clm-25%-mlm40-1k` is read as
 `1m-clm-250-mlm40-1k` and goes by that name from then on.
 """
@@ -86,7 +86,7 @@ def format_steps(steps: int) -> str:
     return f"{steps // 1000}k" if steps % 1000 == 0 else str(steps)
 
 
-def parse(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
+def parse_name(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
     """Parse a model name.
 
     Raises:

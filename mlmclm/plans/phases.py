@@ -161,7 +161,7 @@ def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
     return bisect_left(range(wanted), wanted, key=lambda steps: samples_in(steps, batch, phase.batch_warmup))
 
 
-def settle(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[ResolvedPhase, ...]:
+def resolve_phases(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[ResolvedPhase, ...]:
     """Return phases at their places, the first at step 0; the recipe has what the first ones leave out (`CARRIED`)."""
     resolved: list[ResolvedPhase] = []
     values, start = {name: getattr(recipe, name) for name in CARRIED}, 0

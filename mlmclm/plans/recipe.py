@@ -15,7 +15,7 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import Size
 from mlmclm.objectives.corruption import Corruption
-from mlmclm.plans.phases import CARRIED, ResolvedPhase, TrainingPhase, settle
+from mlmclm.plans.phases import CARRIED, ResolvedPhase, TrainingPhase, resolve_phases
 from mlmclm.plans.pretraining_seeds import PretrainingSeeds, StreamSeeds
 from mlmclm.registry import KINDS, MemberName
 from mlmclm.schedules.decay import DecayName
@@ -262,7 +262,7 @@ class Recipe(Frozen):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"phases: two are called {', '.join(twice)}")
-            for phase in settle(phases, self):
+            for phase in resolve_phases(phases, self):
                 self._check_phase(phase)
         return self
 
@@ -346,7 +346,7 @@ class Recipe(Frozen):
 
     def phases_of(self, size: str) -> tuple[ResolvedPhase, ...]:
         """Return the phases of a size's models, resolved; empty without phases."""
-        return settle(self.phases_by_size.get(size, self.phases), self)
+        return resolve_phases(self.phases_by_size.get(size, self.phases), self)
 
     def during(self, phase: ResolvedPhase | None) -> Recipe:
         """Return the recipe as it is in a phase: without phases, and with the phase's settings in place of its own."""

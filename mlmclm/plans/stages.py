@@ -88,7 +88,7 @@ class State:
         return self.at(state.step) == state
 
     def key(self, fingerprint: str) -> str:
-        """Return the hash of the history. `fingerprint` covers what all models of a study share (see `fingerprint`).
+        """Return the hash of the history. `fingerprint` covers what all models of a study share (see `study_fingerprint`).
 
         Only the sources that the history reads count, so that a later phase may add one.
         """
@@ -249,7 +249,7 @@ class Plan:
         return tuple(below(None))
 
 
-def fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with_eos: bool = False) -> str:
+def study_fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padded_with_eos: bool = False) -> str:
     """Return the hash of everything that all models of a study share and that can change their weights.
 
     Args:

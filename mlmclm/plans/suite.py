@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role, load_config, parse
+from mlmclm.configuration import Enters, Frozen, Role, load_config, parse_config
 from mlmclm.corpora.mixes import Mix
 from mlmclm.errors import MlmclmError, unknown
 from mlmclm.models.sizes import SIZES
@@ -66,7 +66,7 @@ class Suite(Frozen):
             raise ValueError(f"models: {name!r} has no size: begin it with one, or give the suite a size")
         name = f"{self.size}-{name}" if bare else name
         try:
-            return names.parse(name, sizes)
+            return names.parse_name(name, sizes)
         except MlmclmError as error:
             # pydantic collects only ValueErrors into a validation error, whose message then names the file.
             raise ValueError(f"models: {error}") from error
@@ -93,7 +93,7 @@ class Suite(Frozen):
             for phase in phases:
                 if phase["name"] in mixes:
                     phase["mix"] = mixes[phase["name"]]
-        return parse(Recipe, values, where=where) if overrides or mixes else recipe
+        return parse_config(Recipe, values, where=where) if overrides or mixes else recipe
 
 
 def _sizes(info: ValidationInfo) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from mlmclm.models.stored_tensors import StoredTensors
 from mlmclm.pretraining import states
 from mlmclm.pretraining.parts import part_names, part_paths
 from mlmclm.pretraining.peers import ALONE, FINISHED, FOLDER, Peers, sent_by
-from mlmclm.storage.addresses import address_of, upload, write_manifest
+from mlmclm.storage.addresses import address_of, complete_upload, upload
 from mlmclm.storage.checksums import CHECKSUMS, set_aside, sums_of
 from mlmclm.storage.files import disk_faults, finish_folder, read_json, temporary_folder, write_json
 
@@ -165,7 +165,7 @@ def write_folder(
         upload(place, local, to)
         for rank in range(1, peers.world):
             peers.told(sent_by(rank))
-        write_manifest(files | local, to)
+        complete_upload(files | local, to)
 
 
 def writers(state: TrainingState, title: str, rank: int, world: int) -> Peers:

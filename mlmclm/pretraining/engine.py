@@ -31,7 +31,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.checkpoints import FIRST, SECOND, WEIGHTS, TrainingState
 from mlmclm.pretraining.initial import check_architecture
 from mlmclm.pretraining.partitioning import Replicated
-from mlmclm.pretraining.parts import PART_BYTES, divided, own_names
+from mlmclm.pretraining.parts import PART_BYTES, names_by_part, own_names
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
@@ -252,7 +252,9 @@ class Engine:
             moments: whether to copy the optimiser's moments too; without, the state has none.
         """
         kinds = (WEIGHTS, FIRST, SECOND) if moments else (WEIGHTS,)
-        parts = divided({kind + name: 4 * size for kind in kinds for name, size in self.sizes.items()}, self.part_bytes)
+        parts = names_by_part(
+            {kind + name: 4 * size for kind in kinds for name, size in self.sizes.items()}, self.part_bytes
+        )
         names = own_names(parts, self.rank, self.world)
         weights: dict[str, Tensor] = {}
         first: dict[str, Tensor] = {}

@@ -29,7 +29,7 @@ from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, repositor
 from mlmclm.errors import UserError
 from mlmclm.models.folder import content_hashes
 from mlmclm.models.sizes import SIZES, Size
-from mlmclm.models.sources import fetch, fetch_config, local_folder, longest
+from mlmclm.models.sources import fetch_config, fetch_source, local_folder, longest
 from mlmclm.progress import say
 from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import checked, read_sealed, write_sealed
@@ -187,7 +187,7 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
     with its weights or tokenizer show up later.
     """
     from mlmclm.models.folder import load_tokenizer
-    from mlmclm.models.given import encoder_config, read_initial, size_of
+    from mlmclm.models.given import encoder_config, encoder_size, read_initial
 
     data_root, beside = wanted.data_root, wanted.beside
     sources: dict[str, _Source] = {}
@@ -197,7 +197,7 @@ def check_initial(wanted: Wanted, *, masked: bool) -> None:
             sources[name] = recorded
         else:
             folder = fetch_config(source, data_root, beside)
-            size_of(encoder_config(folder))
+            encoder_size(encoder_config(folder))
             _check(name, source, folder, wanted)
     if not sources:
         return
@@ -242,9 +242,11 @@ def source_sizes(
         UserError: if a folder does not exist or an architecture is not supported.
         EnvironmentFault: if the hub cannot be reached.
     """
-    from mlmclm.models.given import encoder_config, size_of
+    from mlmclm.models.given import encoder_config, encoder_size
 
-    return {name: size_of(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()}
+    return {
+        name: encoder_size(encoder_config(fetch_config(source, data_root, beside))) for name, source in initial.items()
+    }
 
 
 def check_architecture(model_type: str, recipe: Recipe) -> None:
@@ -312,7 +314,7 @@ def _look(source: str, wanted: Wanted) -> _Source:
         if recorded.commit is None:
             say(f"initial: {source} no longer exists; the store's copy is used.")
         return recorded
-    fetched = fetch(source, wanted.data_root, wanted.beside)
+    fetched = fetch_source(source, wanted.data_root, wanted.beside)
     files = Unchanged(fetched, holds=lambda: content in content_hashes(fetched))
     content = _content(fetched, wanted.store)
     commit = fetched.name if folder is None else None  # the hub's cache names each snapshot folder after its commit
@@ -400,13 +402,13 @@ def _tokenizer_parts(source: _Source) -> str:
 def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted, folder: Path) -> None:
     """Read the source's weights and write the encoder into a folder."""
     from mlmclm.models.folder import load_tokenizer
-    from mlmclm.models.given import read_initial, size_of, write_initial
+    from mlmclm.models.given import encoder_size, read_initial, write_initial
 
     say(f"{name}: making an encoder from {source.text}")
     prepared = prepare_tokenizer(tokenizer, store=wanted.store)
     # A hub name may point to a newer commit by now, so ask for the recorded one.
     pinned = source.text if source.commit is None else f"{source.text.partition('@')[0]}@{source.commit}"
-    weights = fetch(pinned, wanted.data_root, wanted.beside)
+    weights = fetch_source(pinned, wanted.data_root, wanted.beside)
     files = Unchanged(weights, holds=lambda: source.content in content_hashes(weights))
     if source.content not in content_hashes(weights):
         raise UserError(f"{weights}: it has changed since it was first read; run the same command again.")
@@ -414,6 +416,6 @@ def _make(name: str, source: _Source, tokenizer: TokenizerConfig, wanted: Wanted
     write_initial(folder, initial)
     files.check()
     title = source.text if source.commit is not None else weights.resolve().name
-    size = asdict(size_of(initial.config))
+    size = asdict(encoder_size(initial.config))
     facts = {"source": title, "content": source.content, "commit": source.commit, "size": size}
     write_json(folder / "initial.json", facts)

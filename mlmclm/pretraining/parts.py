@@ -13,7 +13,7 @@ PART_BYTES = 2 << 30
 """Most bytes of a part, unless it is a single larger tensor."""
 
 
-def divided(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+def names_by_part(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Return the names of the tensors in each part, given their sizes in bytes."""
     parts: list[list[str]] = []
     room = 0

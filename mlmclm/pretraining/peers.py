@@ -27,7 +27,7 @@ def sent_by(rank: int) -> str:
     return f"{rank} sent"
 
 
-class PeerFault(EnvironmentFault):
+class PeerError(EnvironmentFault):
     """Another worker has failed; the text is its reason."""
 
 
@@ -63,7 +63,7 @@ class Peers:
             time.sleep(SECONDS)
         message: dict[str, Any] = json.loads(self._store.get(name))
         if "error" in message:
-            raise PeerFault(message["error"])
+            raise PeerError(message["error"])
         return message
 
     @contextmanager
@@ -86,7 +86,7 @@ class Peers:
         except BaseException as error:
             reason = f"worker {self.rank} on {platform.node()}: {error}"
             for name in names:
-                self.tell(name, {"error": str(error) if isinstance(error, PeerFault) else reason})
+                self.tell(name, {"error": str(error) if isinstance(error, PeerError) else reason})
             raise
 
 

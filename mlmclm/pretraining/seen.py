@@ -37,7 +37,7 @@ ROW_GROUP_TOKENS = 4_000_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrainingBatch:
     """The global batch of one step."""
 
     step: int
@@ -58,7 +58,7 @@ class Seen:
             yield record if self.labels is None else record | {"labels": self.labels[row, :length].tolist()}
 
 
-def seen(
+def training_batches(
     blocks: Blocks | MixedBlocks,
     recipe: Recipe,
     steps: range,
@@ -66,7 +66,7 @@ def seen(
     model: ModelName | None,
     tokenizer: Path,
     masked: bool = True,
-) -> Iterator[Seen]:
+) -> Iterator[TrainingBatch]:
     """Yield the global batches of some steps, one at a time.
 
     Args:
@@ -91,10 +91,10 @@ def seen(
         lengths = np.full(len(rows), length) if filled is None else row_lengths(tokens, filled)
         label = Collator(segment.objective, tokens_of, recipe.corruption, seeds.masks, end)
         input_ids, labels = label(tokens, rows=rows, step=step) if labelled else (tokens, None)
-        yield Seen(step, chosen, input_ids, labels, lengths)
+        yield TrainingBatch(step, chosen, input_ids, labels, lengths)
 
 
-def export(batches: Iterable[Seen], path: Path) -> None:
+def export(batches: Iterable[TrainingBatch], path: Path) -> None:
     """Write batches to a file atomically, with one row per sequence: step, row, block, input_ids and any labels.
 
     Memory use does not depend on the number of batches.
@@ -114,7 +114,7 @@ def export(batches: Iterable[Seen], path: Path) -> None:
         _write_parquet(_tables(batches), handle)
 
 
-def export_data_set(batches: Iterable[Seen], steps: range, bounds: Sequence[int], folder: Path) -> None:
+def export_data_set(batches: Iterable[TrainingBatch], steps: range, bounds: Sequence[int], folder: Path) -> None:
     """Write the batches of these steps as a data set: a Parquet file per interval, from 0 to the first bound and so on.
 
     Its columns are `input_ids` and `step`. The names of the files begin with `train` and give their first step and the
@@ -144,7 +144,7 @@ def _write_parquet(tables: Iterator[pyarrow.Table], where: Path | BinaryIO) -> N
             writer.write_table(table)
 
 
-def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
+def _tables(batches: Iterable[TrainingBatch]) -> Iterator[pyarrow.Table]:
     """Combine batches into tables of about `ROW_GROUP_TOKENS` tokens each."""
     import pyarrow
 
@@ -158,7 +158,7 @@ def _tables(batches: Iterable[Seen]) -> Iterator[pyarrow.Table]:
         yield pyarrow.Table.from_batches(waiting)
 
 
-def _columns(batch: Seen) -> pyarrow.RecordBatch:
+def _columns(batch: TrainingBatch) -> pyarrow.RecordBatch:
     """Return a batch as Arrow columns, with tokens and labels as lists of int32."""
     import pyarrow
 

@@ -30,7 +30,7 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining.initial import StoredInitial
 from mlmclm.pretraining.parts import part_paths
-from mlmclm.storage.addresses import address_of, bring, discard, names_at, send
+from mlmclm.storage.addresses import address_of, discard, fetch_folder, names_at, send
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.checksums import damage as damage
@@ -99,7 +99,7 @@ def exists(store: Path, key: str) -> bool:
     return StoredState(store, key).damage(read=False) is None
 
 
-def left_of(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
+def stages_left(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
     """Return the stages that are left of a stage, given the states in the store (`Stage.left`)."""
     return stage.left(lambda state: exists(store, state.key(fingerprint)))
 
@@ -145,7 +145,7 @@ def bring_checkpoint(run_folder: Path) -> None:
     latest = max(_sent(run_folder), key=step_of, default=None)
     latest_here = max((step for step, _ in checkpoints(run_folder)), default=-1)
     if latest is not None and step_of(latest) > latest_here:
-        bring(run_folder / "ray_train" / "sent" / latest.name, of=latest)
+        fetch_folder(run_folder / "ray_train" / "sent" / latest.name, of=latest)
 
 
 def send_start(run_folder: Path, folder: Path) -> Path:
@@ -170,7 +170,7 @@ def bring_start(run_folder: Path, folder: Path, *, of: Path) -> None:
     if not (folder / CHECKSUMS).is_file():
         for _, outdated in checkpoints(run_folder):
             shutil.rmtree(outdated, ignore_errors=True)
-        bring(folder, of=of)
+        fetch_folder(folder, of=of)
     reason = damage(folder)
     if reason is not None:
         raise UserError(
@@ -228,7 +228,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """Read how a state or checkpoint was made (`state.json`), after verifying that file and the metrics.
 
     Raises:
@@ -250,7 +250,7 @@ def curve(store: Path, key: str) -> list[dict[str, Any]]:
 
 def folder_curve(store: Path, folder: Path) -> list[dict[str, Any]]:
     """Return the `curve` of the state or checkpoint in a folder."""
-    description = describe(folder)
+    description = read_description(folder)
     before = curve(store, description["parent"]) if description.get("parent") else []
     reached = max((record["step"] for record in before), default=0)
     records = read_metrics(folder / "metrics.jsonl")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mlmclm.corpora.row_lengths import document_lengths
 from mlmclm.models.sizes import training_flops
-from mlmclm.plans.devices import published
+from mlmclm.plans.devices import published_device
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.speed import matrix_peak
 from mlmclm.pretraining.step_metrics import StepMetrics
@@ -54,7 +54,7 @@ class StepMeter:
         """Lengths of this worker's documents in these steps, if documents are isolated."""
         self._since = time.perf_counter()
         bf16 = job.recipe.precision != "fp32"
-        device = published(engine.backend.title()) if bf16 else None
+        device = published_device(engine.backend.title()) if bf16 else None
         peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if device is None else device.peak)
         summed = torch.tensor(peaks, device=engine.device)
         distributed.all_reduce(summed)

@@ -30,9 +30,9 @@ from mlmclm.corpora.read_ahead import STEPS_AHEAD, ReadAhead
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.models.build import PretrainingModel, build_model, hollow
 from mlmclm.models.given import begin
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.callbacks.callback import Callback, KeyedStage, RunningStage, added_kinds, callbacks_of
@@ -44,7 +44,7 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.launcher import Launcher
 from mlmclm.pretraining.partitioning import partitioning_of
 from mlmclm.pretraining.step_meter import StepMeter
-from mlmclm.storage.addresses import at_hand
+from mlmclm.storage.addresses import fetched
 from mlmclm.storage.checksums import CHECKSUMS, checked, damage, write_checksums
 from mlmclm.storage.files import whole_folder, write_atomic
 from mlmclm.storage.unchanged import Unchanged
@@ -65,12 +65,12 @@ def train_stage(job: StageJob, launcher: Launcher) -> None:
 
 def _train_stage(job: StageJob, launcher: Launcher) -> None:
     recipe = job.recipe
-    at_hand(job.tokenizer, CHECKSUMS)
+    fetched(job.tokenizer, CHECKSUMS)
     tokenizer = Unchanged(job.tokenizer, holds=lambda: damage(job.tokenizer) is None)
     checked(job.tokenizer, None, "Run `mlmclm data` on the study: it makes the tokenizer again.")
     # Kernels are compiled once per machine. Do it before anything is timed.
     device = device_of_workers()
-    prepare([job.model_shape()], job.note, device)
+    compile_kernels([job.model_shape()], job.note, device)
     agree_on_backend(device)
     partitioning = partitioning_of(recipe)
     model, state, begun = _begin(job, launcher, divided=partitioning.divides_weights)
@@ -97,10 +97,10 @@ def _train_stage(job: StageJob, launcher: Launcher) -> None:
     for name, callback in stage.callbacks.items():
         if state is not None and name in state.callbacks:
             callback.load_state_dict(state.callbacks[name])
-    train(stage, StepMeter(job, engine, model.config.vocab_size), list(stage.callbacks.values()))
+    training_loop(stage, StepMeter(job, engine, model.config.vocab_size), list(stage.callbacks.values()))
 
 
-def train(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
+def training_loop(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Callback]) -> None:
     """Run the training loop of a stage and its callbacks; collective."""
     job, engine, recipe, last = stage.job, stage.engine, stage.job.recipe, stage.job.stage.end.step
     objective = job.stage.objective
@@ -178,7 +178,7 @@ def first_model(job: StageJob) -> PreTrainedModel:
         model = begin(config, initial.weights())
         files.check()
         return model
-    return build(config, job.recipe.seeds.weights)
+    return build_model(config, job.recipe.seeds.weights)
 
 
 def hollow_model(job: StageJob) -> PreTrainedModel:

@@ -23,7 +23,7 @@ class PydocsSource(Source):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the store's documentation, or of this environment's if the store has none yet."""
-        return resolved(self.store) or documentation.fingerprint()
+        return resolved(self.store) or documentation.environment_fingerprint()
 
     def settle(self) -> None:
         """Pin the store's documentation, extracting it if needed."""

@@ -26,7 +26,7 @@ from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_cou
 from mlmclm.errors import UserError
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.outlines import outline
-from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
+from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, resolved, write_pin
 from mlmclm.storage.files import hash_file, stable_hash, write_json
 
@@ -75,7 +75,7 @@ def installed_roots() -> list[Root]:
     return [Root(Path(paths["stdlib"]), "stdlib"), *(Root(path, "site") for path in site)]
 
 
-def fingerprint() -> str:
+def environment_fingerprint() -> str:
     """Return a hash (16 hex digits) of everything that decides an environment's text.
 
     That is Python's version, the installed distributions, and the extractor's version.
@@ -101,7 +101,7 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
             if not pin_file(store).is_file():  # The process that held the lease before may have written it.
                 pinned = resolved(store)
                 if pinned is None:
-                    pinned = fingerprint()
+                    pinned = environment_fingerprint()
                     _extract(documentation(store, pinned), workers, progress)
                 write_pin(store, pinned)
     pinned = resolved(store)
@@ -125,7 +125,7 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
     pinned = settle_pydocs(store, workers=workers, progress=progress)
     text = documentation(store, pinned)
     if not text.find():
-        if fingerprint() != pinned:
+        if environment_fingerprint() != pinned:
             raise UserError(
                 f"{text.folder}: no such folder. It held the documentation that this store's pydocs corpus and tasks are made of, and what is "
                 f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
@@ -277,7 +277,7 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
 def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
     def make(folder: Path) -> None:
         _write(folder, worker_count(workers), progress)
-        if fingerprint() != text.key.rpartition("-")[2]:
+        if environment_fingerprint() != text.key.rpartition("-")[2]:
             raise UserError(
                 "the installed packages have changed while their documentation was read; run the same command again."
             )
@@ -310,7 +310,7 @@ def _write(folder: Path, workers: int, progress: Progress) -> None:
     owners = _owners(roots)
     splits = split_groups(_groups(kept, owners))
     rows = [(doc, splits[owners.get(doc.package, doc.package)]) for doc in kept]
-    copies = drop_copies([(split, doc.text) for doc, split in rows])
+    copies = are_copies([(split, doc.text) for doc, split in rows])
     rows = [row for row, copied in zip(rows, copies, strict=True) if not copied]
     columns = {name: [getattr(doc, name) for doc, _ in rows] for name in Docstring._fields}
     table = pyarrow.table({**columns, "split": [split for _, split in rows]})

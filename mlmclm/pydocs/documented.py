@@ -54,7 +54,7 @@ class TypedRows(NamedTuple):
         return pa.schema([(name, types[kind]) for name, kind in self.columns.items()])
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split text into words and single punctuation marks; `a.b`, `don't` and `well-known` are one word each."""
     return _WORD.findall(text)
 
@@ -69,13 +69,13 @@ def sentences(text: str) -> list[str]:
     return [part for part in _SENTENCE_END.split(text) if part]
 
 
-def shortened(text: str, limit: int) -> str:
+def first_sentences(text: str, limit: int) -> str:
     """Return the first sentences of a text that fit into `limit` words; if the first doesn't fit, cut it."""
     # A piece between spaces holds at least one word, so that nothing after the first `limit` pieces can fit.
     kept: list[str] = []
     left = limit
     for sentence in sentences(" ".join(text.split(maxsplit=limit)[:limit])):
-        size = len(words(sentence))
+        size = len(split_words(sentence))
         if size > left:
             if not kept:
                 kept.append(_cut(sentence, limit))
@@ -89,7 +89,7 @@ def _cut(sentence: str, limit: int) -> str:
     """Return the leading pieces of a sentence that fit into `limit` words."""
     pieces = sentence.split(" ")
     for number, piece in enumerate(pieces):
-        limit -= len(words(piece))
+        limit -= len(split_words(piece))
         if limit < 0:
             return " ".join(pieces[:number])
     return sentence

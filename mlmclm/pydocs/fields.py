@@ -15,11 +15,11 @@ from mlmclm.pydocs.documented import (
     TypedRows,
     distinct,
     draw,
+    first_sentences,
     new_entries,
     normal,
     select,
-    shortened,
-    words,
+    split_words,
 )
 from mlmclm.pydocs.sections import Field
 
@@ -64,8 +64,8 @@ def _examples(described: list[tuple[Field, str]]) -> list[Tagged]:
 
 def _entry(field: Field, text: str) -> Tagged:
     """Turn an entry into tagged words, with its parts in an order that a hash of its text decides."""
-    description = [(word, "O") for word in words(text)]
-    kind = words(_NOT_TYPE.sub("", field.type))
+    description = [(word, "O") for word in split_words(text)]
+    kind = split_words(_NOT_TYPE.sub("", field.type))
     typed: Tagged = []
     if field.role == "exception":
         typed = [(field.type, "B-EXCEPTION")]
@@ -85,7 +85,7 @@ def _entry(field: Field, text: str) -> Tagged:
 
 def _description(field: Field) -> str:
     """Return the beginning of a description, without the capital and full stop that would mark its start and end."""
-    text = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
+    text = first_sentences(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
 
 

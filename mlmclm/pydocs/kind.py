@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlmclm.pydocs.documented import Documented, TypedRows, distinct, normal, select, shortened, words
+from mlmclm.pydocs.documented import Documented, TypedRows, distinct, first_sentences, normal, select, split_words
 
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
@@ -36,8 +36,8 @@ def _texts(document: Documented) -> Iterator[tuple[str, int]]:
     parts = [("summary", document.parsed.summary)]
     parts += [(field.role, field.description) for field in document.parsed.fields]
     for role, description in parts:
-        text = shortened(description, LONGEST)
-        if role in LABELS and len(words(text)) >= SHORTEST:
+        text = first_sentences(description, LONGEST)
+        if role in LABELS and len(split_words(text)) >= SHORTEST:
             yield text, LABELS.index(role)
 
 

@@ -51,7 +51,7 @@ def split_groups(groups: Sequence[PackageGroup]) -> dict[str, str]:
     return result
 
 
-def drop_copies(texts: Sequence[tuple[str, str]]) -> list[bool]:
+def are_copies(texts: Sequence[tuple[str, str]]) -> list[bool]:
     """Return for each (split, text) whether it is an evaluation text whose paragraphs are mostly in training texts."""
     training: set[bytes] = set()
     for split, text in texts:

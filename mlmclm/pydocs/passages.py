@@ -14,11 +14,11 @@ from mlmclm.pydocs.documented import (
     Documented,
     TypedRows,
     distinct,
+    first_sentences,
     normal,
     select,
     sentences,
-    shortened,
-    words,
+    split_words,
 )
 
 TRAIN = 8000
@@ -96,13 +96,17 @@ def _without(name: str, pieces: list[str]) -> str:
 def _pair(document: Documented) -> _Pair | None:
     """Make the pair of a docstring; None if a side is too short, or the query stands in the body."""
     first, *others = sentences(document.parsed.summary) or [""]
-    query = shortened(first, QUERY_WORDS[1])
+    query = first_sentences(first, QUERY_WORDS[1])
     parts = [*others, document.parsed.body]
     parts += [f"{field.name} {field.type} {field.description}" for field in document.parsed.fields]
     name = document.name.rpartition(".")[2]
     # The longest body has no more pieces than words; twice as many leave room for occurrences of the name.
     pieces = " ".join(part for part in parts if part).split(maxsplit=2 * BODY_WORDS[1])[: 2 * BODY_WORDS[1]]
-    body = shortened(_without(name, pieces), BODY_WORDS[1])
-    if len(words(query)) < QUERY_WORDS[0] or len(words(body)) < BODY_WORDS[0] or normal(query) in normal(body):
+    body = first_sentences(_without(name, pieces), BODY_WORDS[1])
+    if (
+        len(split_words(query)) < QUERY_WORDS[0]
+        or len(split_words(body)) < BODY_WORDS[0]
+        or normal(query) in normal(body)
+    ):
         return None
     return _Pair(query, body, document.package)

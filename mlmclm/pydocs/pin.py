@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlmclm.corpora.documents import StoredText
 from mlmclm.errors import UserError
-from mlmclm.storage.addresses import is_here, send_file
+from mlmclm.storage.addresses import is_local, send_file
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import whole_folder, write_json
 
@@ -41,7 +41,7 @@ def resolved(store: Path) -> str | None:
         UserError: the file is damaged, or its folder is missing and the store has several documentations.
     """
     file = pin_file(store)
-    if not is_here(file):
+    if not is_local(file):
         return None if file.parent.is_dir() else _only(store)
     again = f"Delete the folder {file.parent}: the documentation that the store has is then taken."
     text = read_sealed(file, again).get("fingerprint")

@@ -14,11 +14,11 @@ from mlmclm.pydocs.documented import (
     TypedRows,
     distinct,
     draw,
+    first_sentences,
     new_entries,
     normal,
     select,
-    shortened,
-    words,
+    split_words,
 )
 from mlmclm.pydocs.sections import Field
 
@@ -108,8 +108,8 @@ def _one(forms: Sequence[str], context: str) -> str:
 
 def _part(field: Field) -> _Part:
     """Write an entry as text; parameters take one of two usual layouts."""
-    description = shortened(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
-    kind = field.type if field.role != "exception" and len(words(field.type)) <= 8 else ""
+    description = first_sentences(field.description, LONGEST_DESCRIPTION).rstrip(".:;, ")
+    kind = field.type if field.role != "exception" and len(split_words(field.type)) <= 8 else ""
     if field.role == "return":
         head, middle = "Returns ", ", " if kind else ""
     elif field.role == "exception":

@@ -76,7 +76,7 @@ def clean(text: str) -> str:
     return _SPACES.sub(" ", text.replace("`", "").replace("**", "").replace("*optional*", "optional")).strip()
 
 
-def parse(text: str) -> Parsed:
+def parse_docstring(text: str) -> Parsed:
     """Parse a cleaned docstring (`inspect.cleandoc`)."""
     lines = text.split("\n")
     head, sections = _sections(lines)

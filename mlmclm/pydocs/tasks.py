@@ -28,7 +28,7 @@ from mlmclm.pydocs import questions as pydocs_qa
 from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
 from mlmclm.pydocs.documented import Documented, TypedRows
 from mlmclm.pydocs.pin import resolved
-from mlmclm.pydocs.sections import parse
+from mlmclm.pydocs.sections import parse_docstring
 from mlmclm.storage.files import stable_hash, write_json
 
 TASK_VERSION = 1
@@ -45,7 +45,7 @@ _MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[s
 PYDOCS_TASKS = tuple(_MAKERS)
 
 
-def build(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
+def build_task(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
     """Return the folder of a task. All four tasks are made together on first use.
 
     They are made from the store's documentation (`mlmclm.pydocs.pin`) and don't change with the installed packages.
@@ -61,7 +61,7 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     """
     if task not in _MAKERS:
         raise unknown("task", task, PYDOCS_TASKS)
-    folder = find(task, store)
+    folder = find_task(task, store)
     if folder is not None:
         return folder
     report = progress or silent
@@ -77,8 +77,8 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     return _stored(task, store, source).folder
 
 
-def find(task: str, store: Path) -> Path | None:
-    """Return the folder of a task that is made already; None if `build` would have work to do."""
+def find_task(task: str, store: Path) -> Path | None:
+    """Return the folder of a task that is made already; None if `build_task` would have work to do."""
     source = resolved(store)
     stored = None if source is None else _stored(task, store, source)
     return stored.folder if stored is not None and stored.find() else None
@@ -102,7 +102,7 @@ def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
 def _parse_group(folder: Path, number: int) -> list[Documented]:
     """Parse one row group of the documents, in a worker. Topics have no sections and are left out."""
     return [
-        Documented(row["split"], row["package"], row["name"], parse(row["text"]))
+        Documented(row["split"], row["package"], row["name"], parse_docstring(row["text"]))
         for row in read_group(folder, number)
         if row["kind"] != "topic"
     ]

@@ -24,7 +24,18 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.progress import Bar, say
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, an_object, as_number, columns_of, entry, named_place, number, parsed, rows_of, word
+from mlmclm.readers.rows import (
+    Row,
+    as_number,
+    columns_of,
+    entry,
+    json_object,
+    named_place,
+    number,
+    parse_json,
+    read_rows,
+    word,
+)
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of, read_text
@@ -159,7 +170,7 @@ def _task_names(runs: list[_Run]) -> dict[Path, str]:
 
 
 def _content(file: Path) -> Row:
-    return an_object(parsed(read_text(file), str(file)), str(file))
+    return json_object(parse_json(read_text(file), str(file)), str(file))
 
 
 def _part(content: Row, split: str, file: Path) -> tuple[Row, str] | None:
@@ -167,7 +178,7 @@ def _part(content: Row, split: str, file: Path) -> tuple[Row, str] | None:
     if content.get(split) is None:
         return None
     place = f"{file}: {split}"
-    return an_object(content[split], place), place
+    return json_object(content[split], place), place
 
 
 def _score(content: Row, split: str, file: Path) -> float | None:
@@ -243,7 +254,7 @@ def _mismatch(content: Row, split: str, file: Path) -> str:
 def _results_of_table(path: Path) -> list[dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     families: dict[str, dict[str, str]] = {}
-    for place, row in rows_of(path):
+    for place, row in read_rows(path):
         for name in COLUMNS:
             entry(row, name, place)
         model, family, dataset = (word(row, name, place) for name in ("model", "family", "dataset"))

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parsed, rows_of, word
+from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parse_json, read_rows, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import kind_of, read_start, read_text
 from mlmclm.storage.received_files import files_inside
@@ -93,7 +93,7 @@ def _tasks_beside(file: Path) -> dict[str, Any]:
     scores_by_task: dict[str, Any] = {}
     for results in files_inside(file.parent, "*.json"):
         try:
-            value = parsed(read_text(results), str(results))
+            value = parse_json(read_text(results), str(results))
         except UserError:
             continue
         scores = value.get("results") if isinstance(value, dict) else None
@@ -141,7 +141,7 @@ def _runs(file: Path, model: str, task: str) -> list[ScoredRun]:
     prompts: dict[str, list[str]] = {}
     faults: dict[str, str] = {}
     filters = _unnamed_filters(file, task)
-    for place, row in rows_of(file):
+    for place, row in read_rows(file):
         document = word(row, "doc_id", place)
         if filters:
             row["filter"] = filters[document].pop(0)
@@ -194,7 +194,7 @@ def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
     Empty for other files. The results beside the file name the filters; without them, filters are numbered.
     """
     times: Counter[str] = Counter()
-    for place, row in rows_of(file):
+    for place, row in read_rows(file):
         if "filter" in row:
             return {}
         times[word(row, "doc_id", place)] += 1

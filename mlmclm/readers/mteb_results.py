@@ -17,7 +17,7 @@ import numpy as np
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, an_object, as_number, entry, parsed, word
+from mlmclm.readers.rows import Row, as_number, entry, json_object, parse_json, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import read_text
 from mlmclm.storage.received_files import files_inside
@@ -75,7 +75,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _looks_right(file: Path) -> bool:
     try:
-        content = parsed(read_text(file), str(file))
+        content = parse_json(read_text(file), str(file))
     except UserError:
         return False
     return isinstance(content, dict) and (set(content) >= _KEYS or _OLD_NAME in content)
@@ -84,7 +84,7 @@ def _looks_right(file: Path) -> bool:
 def _model(folder: Path) -> str:
     about = folder / _ABOUT
     if about.is_file():
-        return word(an_object(parsed(read_text(about), str(about)), str(about)), "name", str(about))
+        return word(json_object(parse_json(read_text(about), str(about)), str(about)), "name", str(about))
     return folder.resolve().name
 
 
@@ -92,7 +92,7 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     contents: dict[str, str] = {}
     for file in files:
-        result = _as_since_1_11(an_object(parsed(read_text(file), str(file)), str(file)), file)
+        result = _as_since_1_11(json_object(parse_json(read_text(file), str(file)), str(file)), file)
         task = word(result, "task_name", str(file))
         if task in contents:
             raise UserError(f"{file}: a second result of task {task!r} in its folder.")
@@ -138,7 +138,7 @@ def _flat(subset: Row, mains: Collection[str]) -> Row:
 
 
 def _scores(result: Row, file: Path) -> Row:
-    scores = an_object(entry(result, "scores", str(file)), f"{file}: scores")
+    scores = json_object(entry(result, "scores", str(file)), f"{file}: scores")
     if not scores:
         raise UserError(f"{file}: scores has no split.")
     return scores
@@ -152,7 +152,7 @@ def _subsets(subsets: object, split: str, file: Path) -> dict[str, dict[str, flo
     scores_by_subset: dict[str, dict[str, float]] = {}
     for position, subset in enumerate(subsets):
         where = f"{place}[{position}]"
-        row = an_object(subset, where)
+        row = json_object(subset, where)
         numbers = {key: as_number(value) for key, value in row.items() if not isinstance(value, str)}
         numbers["main_score"] = as_number(row.get("main_score"))
         name = word(row, "hf_subset", where)

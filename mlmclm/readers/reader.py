@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mlmclm.errors import UserError, cut, meant_path
+from mlmclm.errors import UserError, clipped, meant_path
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.registry import KINDS, Registry
 from mlmclm.results.examples import SCORES, KeptExamples
@@ -78,7 +78,7 @@ def reader_of(path: Path, name: str | None = None) -> Reader:
         UserError: there is no such path or reader, or no reader recognises it.
     """
     if not os.path.exists(path):  # noqa: PTH110 (`Path.exists` raises for a folder that may not be read)
-        raise UserError(f"{cut(str(path))}: there is no such file or folder that can be read.{meant_path(path)}")
+        raise UserError(f"{clipped(str(path))}: there is no such file or folder that can be read.{meant_path(path)}")
     if name is not None:
         return READERS[name]()
     for kind in sorted(READERS.values(), key=lambda kind: kind.last):

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError, cut, meant, one_line
+from mlmclm.errors import UserError, clipped, meant, one_line
 from mlmclm.storage.data_files import DELIMITERS, kind_of, lines_of, read_start, read_table, read_text
 from mlmclm.storage.received_files import LARGEST_NUMBER, unique_keys
 
@@ -25,7 +25,7 @@ _TRUTHS = {"true": 1.0, "false": 0.0}
 """Truth values as text, which pandas writes to CSV and lm-evaluation-harness for numpy's."""
 
 
-def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path, needed: Collection[str] = (), optional: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a CSV, TSV, JSON Lines, JSON or Parquet file, each with its place ("FILE, row N").
 
     Args:
@@ -38,13 +38,13 @@ def rows_of(path: Path, needed: Collection[str] = (), optional: Collection[str] 
     if kind == ".parquet" or kind in DELIMITERS:
         yield from _of_table(path, needed, optional)
     elif (kind == ".json" and read_start(path).lstrip().startswith("[")) or _LIST.match(read_start(path)):
-        for number, value in enumerate(parsed(read_text(path), str(path)), 1):
-            yield f"{path}, entry {number}", an_object(value, f"{path}, entry {number}")
+        for number, value in enumerate(parse_json(read_text(path), str(path)), 1):
+            yield f"{path}, entry {number}", json_object(value, f"{path}, entry {number}")
     else:  # one object per line, which is also called .json
         for number, line in enumerate(lines_of(path), 1):
             if line.strip():
                 place = f"{path}, line {number}"
-                yield place, an_object(parsed(line, place), place)
+                yield place, json_object(parse_json(line, place), place)
 
 
 def named_place(path: Path) -> Path:
@@ -55,7 +55,7 @@ def named_place(path: Path) -> Path:
 def columns_of(path: Path) -> set[str]:
     """Return the columns of the first row of a file; empty if it cannot be read or has no rows."""
     try:
-        return set(next(rows_of(path), ("", {}))[1])
+        return set(next(read_rows(path), ("", {}))[1])
     except UserError:
         return set()
 
@@ -74,7 +74,7 @@ def _of_table(path: Path, needed: Collection[str], optional: Collection[str]) ->
             yield f"{path}, row {number}", row
 
 
-def parsed(content: str, place: str) -> Any:
+def parse_json(content: str, place: str) -> Any:
     """Return the value of a JSON text."""
     try:
         return json.loads(content, object_pairs_hook=unique_keys)
@@ -87,7 +87,7 @@ def parsed(content: str, place: str) -> Any:
         raise UserError(f"{place}: not JSON that can be read ({one_line(error, 60)}).") from error
 
 
-def an_object(value: Any, place: str) -> Row:
+def json_object(value: Any, place: str) -> Row:
     """Return a JSON object; raise a `UserError` for anything else."""
     if not isinstance(value, dict):
         raise UserError(f"{place}: {_shown(value)} where an object with named values is expected.")
@@ -138,4 +138,4 @@ def as_number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    return "empty" if value in (None, "") else cut(repr(value), 60)
+    return "empty" if value in (None, "") else clipped(repr(value), 60)

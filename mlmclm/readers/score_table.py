@@ -10,7 +10,7 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import number, rows_of, word
+from mlmclm.readers.rows import number, read_rows, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import TABLES, kind_of
 
@@ -31,7 +31,7 @@ class ScoreTable(Reader):
 
     def runs(self, path: Path, only: Collection[str] | None = None) -> list[ScoredRun]:
         scores_by_run: dict[tuple[str, ...], dict[str, tuple[float, str]]] = {}
-        for place, row in rows_of(path, COLUMNS, OPTIONAL):
+        for place, row in read_rows(path, COLUMNS, OPTIONAL):
             run, example, score = word(row, "run", place), word(row, "example", place), number(row, "score", place)
             if only is not None and run not in only:
                 continue

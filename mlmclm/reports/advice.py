@@ -17,7 +17,7 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
 from mlmclm.reports.advised_rates import advised_rates
 from mlmclm.reports.basis import NO_BASIS, Basis
-from mlmclm.reports.cautions import failures, missing_cells, uneven_rates
+from mlmclm.reports.cautions import failure_sentences, missing_cells, uneven_rates
 from mlmclm.reports.noise_words import noise_lines, warnings
 from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs
@@ -177,7 +177,7 @@ def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:
         *setup_sentences(analysis.setups),
         *sentences,
         *uneven_rates(analysis),
-        *failures(analysis),
+        *failure_sentences(analysis),
         *noise_lines(analysis),
     ]
 
@@ -222,7 +222,7 @@ def _open(analysis: Analysis, answer: Headline, basis: Basis) -> list[str]:
         notes.append(
             f"{text.plural(len(tied) - NEAREST, 'more model')} further behind are not clearly different from it either."
         )
-    return [*notes, *asked(analysis, wanted, basis), *(unknown if wanted else ())]
+    return [*notes, *instructions(analysis, wanted, basis), *(unknown if wanted else ())]
 
 
 MOST_TIMES = 100
@@ -346,7 +346,7 @@ def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis
     return f"{sum(cells.values()):,} more cells of {text.every(len(analysis.groups), 'model')}{basis.cost(cells)}"
 
 
-def asked(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]:
+def instructions(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]:
     """Say how to ask for each of some numbers of seeds and of pretraining runs, the smallest first, as far as it is known."""
     seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
     sentences = []

@@ -32,7 +32,7 @@ def cautions(analysis: Analysis) -> list[str]:
         share = text.percent(analysis.diverged / len(analysis.cells))
         how = _competition(analysis, "A rate that lost most of its runs is chosen only where no other kept more.")
         notes.append(f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {how}")
-    notes += failures(analysis)
+    notes += failure_sentences(analysis)
     lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]
     if lost:
         notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
@@ -73,7 +73,7 @@ def cautions(analysis: Analysis) -> list[str]:
     return notes
 
 
-def failures(analysis: Analysis) -> list[str]:
+def failure_sentences(analysis: Analysis) -> list[str]:
     """Say how many runs of each model fail, and whether models are shown to differ in that; empty if none fails."""
     rows, counts = records(analysis.failures), dict[str, tuple[int, int]]()
     for row in rows:

@@ -15,7 +15,7 @@ from mlmclm.analysis.power import seeds_or_obstacle
 from mlmclm.errors import UserError
 from mlmclm.numbers import without_nan
 from mlmclm.reports import text
-from mlmclm.reports.advice import More, asked, further_cells, further_runs
+from mlmclm.reports.advice import More, further_cells, further_runs, instructions
 from mlmclm.reports.basis import Basis
 from mlmclm.reports.cautions import missing_cells
 from mlmclm.storage.addresses import send_file
@@ -128,7 +128,7 @@ def decide(
         sentences.append(
             f"Next look: {following} {unit}, {sum(cells.values()):,} more cells of both{basis.cost(cells)}."
         )
-        sentences += asked(analysis, [More(following, runs)], basis)
+        sentences += instructions(analysis, [More(following, runs)], basis)
     return Decided(
         *(new, base, decision, bound, tuple(looks), most, runs, row["low"], row["high"], following),
         *(sum(cells.values()), basis.time(cells), tuple(sentences)),

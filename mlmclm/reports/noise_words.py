@@ -42,7 +42,7 @@ def noise_lines(analysis: Analysis) -> list[str]:
     """Say which difference the study finds, and what its noise does to that; empty if the noise is not known."""
     sentences, smallest = [], analysis.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(smallest):
-        sentences.append(found_with_power(smallest, f" on {text.scope(list(analysis.families))}"))
+        sentences.append(detectable_difference(smallest, f" on {text.scope(list(analysis.families))}"))
     if analysis.noise.uneven:
         sentences.append(
             "Some models' noise is larger than that of others, so each model's intervals are based on its own runs."
@@ -50,7 +50,7 @@ def noise_lines(analysis: Analysis) -> list[str]:
     return sentences
 
 
-def found_with_power(least: float, where: str = "") -> str:
+def detectable_difference(least: float, where: str = "") -> str:
     """Say which true difference is found with the intended power; no two scores differ by more than 100 points."""
     if least > 1:
         return f"No difference{where}, however large, is found with {POWER * 100:g} % power."

@@ -69,7 +69,7 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
     )
 
 
-def provenance(
+def provenance_facts(
     stages: Sequence[ComputedWork], cells: Sequence[ComputedWork], *, corpus: str | None, tasks: Mapping[str, str]
 ) -> dict[str, str]:
     """Return label to text, in display order.

@@ -27,7 +27,7 @@ from mlmclm.analysis.results import columns, records, table
 from mlmclm.analysis.stated_claims import so_far
 from mlmclm.reports import text
 from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
-from mlmclm.reports.noise_words import found_with_power
+from mlmclm.reports.noise_words import detectable_difference
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.wording import pretraining_runs
 from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
@@ -319,7 +319,7 @@ class _Bench:
             return
         smallest = smallest_difference(contrast.whole.error, contrast.whole.freedom, level)
         if not math.isnan(smallest):
-            yield found_with_power(smallest)
+            yield detectable_difference(smallest)
         target, words = sourced.published, f"the published {text.difference(sourced.published)} points"
         if math.isnan(target):
             target, words = contrast.whole.value, f"{text.difference(contrast.whole.value)} points"

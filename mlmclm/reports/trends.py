@@ -46,19 +46,19 @@ class Quantity:
         return replace(axis, ticks=[(value, self.label(value)) for value, _ in axis.ticks])
 
 
-def steps_of(model: ModelFacts) -> int:
+def model_steps(model: ModelFacts) -> int:
     """Return the steps of a model's phases."""
     return sum(phase.steps for phase in model.phases)
 
 
 def budget_words(model: ModelFacts) -> str:
     """Say how long a model was pretrained."""
-    return f"{count(model.tokens)} tokens" if model.tokens else plural(steps_of(model), "step")
+    return f"{count(model.tokens)} tokens" if model.tokens else plural(model_steps(model), "step")
 
 
 def plan_words(model: ModelFacts) -> str:
     """Return a model's objectives with their shares of its steps: `CLM 25 % then MLM40`."""
-    total = steps_of(model)
+    total = model_steps(model)
     parts = [
         f"{phase.objective.upper()} {100 * phase.steps / total:.3g} %{' with decay' if phase.decayed else ''}"
         for phase in model.phases[:-1]

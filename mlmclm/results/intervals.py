@@ -76,7 +76,7 @@ def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confid
     return estimate(value, math.sqrt(variance), freedom, confidence=confidence)
 
 
-def unknown(value: float, *, single: bool = False) -> Estimate:
+def without_error(value: float, *, single: bool = False) -> Estimate:
     """Return a value without a standard error, because it is based on a `single` one, or on equal ones."""
     return Estimate(value, NAN, 0.0 if single else NAN, NAN, NAN, NAN)
 
@@ -84,7 +84,7 @@ def unknown(value: float, *, single: bool = False) -> Estimate:
 def estimate(value: float, error: float, freedom: float, *, confidence: float = 0.95) -> Estimate:
     """Return a value with Student's interval and p value, given its standard error and degrees of freedom."""
     if math.isnan(value) or math.isnan(error):
-        return unknown(value)
+        return without_error(value)
     half = error * float(special.stdtrit(freedom, 0.5 + confidence / 2))
     p = 2.0 * float(special.stdtr(freedom, -abs(value) / error))
     return Estimate(value, error, freedom, value - half, value + half, p)
@@ -93,7 +93,7 @@ def estimate(value: float, error: float, freedom: float, *, confidence: float = 
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
     """Return the mean with Student's t interval; without values both are NaN, and one value or equal ones have no interval."""
     if len(values) < 2 or all_equal(values):
-        return unknown(mean(values), single=len(values) < 2)
+        return without_error(mean(values), single=len(values) < 2)
     return estimate(mean(values), deviation(values) / math.sqrt(len(values)), len(values) - 1, confidence=confidence)
 
 

@@ -54,7 +54,7 @@ def measure(metric: str, known: Mapping[str, Measure]) -> Measure:
     return lambda weights: sum((part(weights) for part in parts), start=np.zeros(len(weights))) / len(parts)
 
 
-def of_all(score: Measure, columns: Mapping[str, Array]) -> float:
+def full_score(score: Measure, columns: Mapping[str, Array]) -> float:
     """Return a score of all examples, each counted once; `columns` are theirs."""
     return float(score(np.ones((1, len(next(iter(columns.values()))))))[0])
 
@@ -91,7 +91,7 @@ def correlation(weights: Array, x: Array, y: Array) -> Array:
     return divided((weights * x * y).sum(axis=1), np.sqrt(spread[0] * spread[1]))
 
 
-def ranks(weights: Array, values: Array) -> Array:
+def resampled_ranks(weights: Array, values: Array) -> Array:
     """Compute each example's mid-rank in every resample, [R, n]; ranks of examples with weight 0 are meaningless.
 
     Args:

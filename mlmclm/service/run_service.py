@@ -44,7 +44,7 @@ from mlmclm.service.state import (
     service_folder,
     start_of,
     with_children,
-    write_state,
+    write_service_state,
 )
 from mlmclm.storage.files import in_turn, machine, only_one, write_atomic
 from mlmclm.tracking.address import VARIABLE, check_address, own_database
@@ -100,7 +100,7 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     """
     folder = writable_folder(settings.store)
     with in_turn(folder / "up.lock"):
-        status = look(settings.store)
+        status = service_status(settings.store)
         if status is not None and not status.faults:
             return status.state, False
         if status is not None:
@@ -211,7 +211,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         token = check(settings)
         me = tuple(members_of("mlmclm", [psutil.Process()]))
         state = ServiceState(machine(), platform.node(), time.time(), False, {}, me)
-        write_state(store, state)
+        write_service_state(store, state)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
         # The addresses in a killed service's file may be another cluster's by now.
         stack.callback((folder / TARGETS).unlink, missing_ok=True)
@@ -279,7 +279,7 @@ def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:
     return {"MLMCLM_STORE": str(store.resolve()), VARIABLE: mlflow, "PATH": path}
 
 
-def look(store: Path) -> ServiceStatus | None:
+def service_status(store: Path) -> ServiceStatus | None:
     """Return a store's service as it is now, or None if none of it runs.
 
     Raises:
@@ -417,7 +417,7 @@ def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], name
         with suppress(psutil.Error):
             members += members_of(names.get(child.pid, "Ray"), [child, *child.children(recursive=True)])
     state = replace(state, addresses=dict(addresses), members=tuple(members))
-    write_state(store, state)
+    write_service_state(store, state)
     return state
 
 

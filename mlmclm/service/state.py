@@ -100,7 +100,7 @@ def own_addresses(store: Path) -> dict[str, str]:
     return state.addresses if state is not None and state.machine == machine() and state.alive() else {}
 
 
-def write_state(store: Path, state: ServiceState) -> None:
+def write_service_state(store: Path, state: ServiceState) -> None:
     """Write the record, completely or not at all."""
     write_json(service_folder(store) / "state.json", asdict(state))
 

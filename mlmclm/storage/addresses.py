@@ -32,7 +32,7 @@ from mlmclm.storage.files import (
     in_turn,
     is_locked,
     readable,
-    share,
+    set_usual_modes,
     temporary_folder,
     write_atomic,
 )
@@ -112,7 +112,7 @@ def send(folder: Path, names: Iterable[str] | None = None, *, to: Path | None = 
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*") if path.is_file())
     files = sums_of(folder, names)
     upload(folder, files, to)
-    write_manifest(files, to)
+    complete_upload(files, to)
 
 
 def upload(folder: Path, files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -126,14 +126,14 @@ def upload(folder: Path, files: Mapping[str, Mapping[str, Any]], to: Path) -> No
                 uploaded.add(recorded["sha256"])
 
 
-def write_manifest(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
+def complete_upload(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
     """Complete a folder at the address whose contents have been uploaded."""
     address = address_of(to)
     if address is not None:
         (address / MANIFEST).write_bytes(readable(sealed({"files": files})).encode())
 
 
-def bring(folder: Path, *, of: Path | None = None) -> bool:
+def fetch_folder(folder: Path, *, of: Path | None = None) -> bool:
     """Fetch a folder that this machine doesn't have; return whether there is one.
 
     The caller has checked that the folder is not here. One process of the machine fetches it, and it appears whole. A
@@ -168,10 +168,10 @@ def bring(folder: Path, *, of: Path | None = None) -> bool:
     return True
 
 
-def at_hand(folder: Path, mark: str) -> Path:
+def fetched(folder: Path, mark: str) -> Path:
     """Return a folder after fetching it, if it lacks the file `mark` and is in a store at an address."""
     if not (folder / mark).is_file():
-        bring(folder)
+        fetch_folder(folder)
     return folder
 
 
@@ -191,7 +191,7 @@ def _fetch(objects: ObjectPath, files: dict[str, Any], folder: Path) -> None:
                 os.link(first, copy)
 
         for_each(targets, download)  # all of them, so that every damaged object is set aside
-        share(temporary)
+        set_usual_modes(temporary)
         if not folder.exists():
             temporary.rename(folder)
             return
@@ -265,7 +265,7 @@ def send_file(path: Path) -> None:
         address.write_bytes(path.read_bytes())
 
 
-def is_here(path: Path) -> bool:
+def is_local(path: Path) -> bool:
     """Return whether there is a small file, after fetching it if this machine doesn't have it."""
     address = None if path.is_file() else address_of(path)
     if address is not None:

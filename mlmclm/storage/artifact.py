@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mlmclm.progress import say
-from mlmclm.storage.addresses import bring, discard, leases_of, names_at, send
+from mlmclm.storage.addresses import discard, fetch_folder, leases_of, names_at, send
 from mlmclm.storage.checksums import CHECKSUMS, damage, set_aside, write_checksums
 from mlmclm.storage.files import remove_folder, whole_folder
 from mlmclm.storage.leases import Leases
@@ -157,7 +157,7 @@ class FolderArtifact(Artifact):
 
     def is_here(self) -> bool:
         """Return whether it is on this machine, intact or not, after fetching it from the store's address if need be."""
-        return (self.folder / self.mark).is_file() or bring(self.folder)
+        return (self.folder / self.mark).is_file() or fetch_folder(self.folder)
 
     def brought(self) -> Self:
         """Return it, after fetching it if need be (`is_here`)."""

@@ -72,12 +72,12 @@ def checked(folder: Path, names: Iterable[str] | None, remedy: str) -> None:
     Raises:
         UserError: a file differs from what was written; the message names the file and the remedy.
     """
-    reason = damage(folder, names=names) if noted(folder) else None
+    reason = damage(folder, names=names) if has_checksums(folder) else None
     if reason is not None:
         raise UserError(f"{folder}: {reason}. {remedy}")
 
 
-def noted(folder: Path) -> bool:
+def has_checksums(folder: Path) -> bool:
     """Return whether a folder has checksums; a model folder that others wrote has none."""
     return (folder / CHECKSUMS).is_file()
 

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from mlmclm.errors import UserError, cut, one_line
+from mlmclm.errors import UserError, clipped, one_line
 from mlmclm.storage.arrow_files import ARROW, arrow_batches, without_caches
 from mlmclm.storage.expansion import bounded, bounded_groups
 from mlmclm.storage.json_tables import table_of_json
@@ -85,11 +85,11 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
             deque(bounded_groups(path, path), maxlen=0)
             return _plain(pyarrow.parquet.read_table(path))
         if kind == ".parquet":
-            with open_source(path) as content:
+            with open_data_file(path) as content:
                 deque(bounded_groups(content, path), maxlen=0)
                 return _plain(pyarrow.parquet.read_table(content))
         if kind == ARROW:
-            with open_source(path) as source:
+            with open_data_file(path) as source:
                 schema, batches = arrow_batches(source, path)
                 return pa.Table.from_batches(batches, schema)
         content = _read_utf8(path)
@@ -176,7 +176,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_source(path: Path) -> Iterator[pa.NativeFile]:
+def open_data_file(path: Path) -> Iterator[pa.NativeFile]:
     """Open a file for reading in any order: as it is on the disk, or decompressed into memory."""
     import pyarrow as pa
 
@@ -224,7 +224,7 @@ def files_of(folders: Iterable[Path], names: Iterable[str], kinds: Sequence[str]
     return []
 
 
-def names_in(folders: Iterable[Path], kinds: Sequence[str] = TABLES) -> list[str]:
+def file_names_in(folders: Iterable[Path], kinds: Sequence[str] = TABLES) -> list[str]:
     """Return the names of the files of these kinds in these folders, for messages."""
     return [file.name for folder in dict.fromkeys(folders) for file in _files_in(folder, kinds)]
 
@@ -329,7 +329,7 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
         match = re.search(rb"(?:\A|[\r\n])" + re.escape(invalid[0].text.encode()) + rb"(?=[\r\n]|\Z)", content)
         where = content.count(b"\n", 0, match.start() + 1) + 1 if match else "unknown"
         raise pa.ArrowInvalid(
-            f"line {where} has {invalid[0].actual_columns} fields and the first {invalid[0].expected_columns}: {cut(invalid[0].text, 60)}"
+            f"line {where} has {invalid[0].actual_columns} fields and the first {invalid[0].expected_columns}: {clipped(invalid[0].text, 60)}"
         ) from error
     if table.num_columns > _MOST_COLUMNS:
         raise UserError(f"{path}: it has {table.num_columns:,} columns; at most {_MOST_COLUMNS:,} can be read.")

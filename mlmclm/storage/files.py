@@ -139,7 +139,7 @@ def places_of(path: str | Path, beside: Path | None, data_root: Path | None = No
     return [*first, target, *([data_root / target] if data_root is not None else [])]
 
 
-def first_there(places: Iterable[Path]) -> Path | None:
+def first_existing(places: Iterable[Path]) -> Path | None:
     """Return the first of these paths that exists."""
     return next((place for place in places if place.exists()), None)
 
@@ -192,7 +192,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 def finish_folder(temporary: Path, target: Path) -> bool:
     """Rename a `temporary_folder` to `target`; return False, and leave it, if another process was faster."""
-    share(temporary)
+    set_usual_modes(temporary)
     try:
         temporary.rename(target)
     except OSError as error:
@@ -234,7 +234,7 @@ def remove_folder(folder: Path) -> None:
             shutil.rmtree(hidden)
 
 
-def share(folder: Path) -> None:
+def set_usual_modes(folder: Path) -> None:
     """Give a folder and all that is in it the modes that new ones usually have.
 
     mkdtemp makes a folder that only its owner can enter, and safetensors files that only their owner can read.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.errors import UserError, cut
+from mlmclm.errors import UserError, clipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ def rows_of_json(content: str, where: object, *, whole: bool) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise UserError(
-                f"{where}: value {number} is {cut(json.dumps(row), 60)}, where an object is expected, one a row."
+                f"{where}: value {number} is {clipped(json.dumps(row), 60)}, where an object is expected, one a row."
             )
         yield row
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlmclm.errors import UserError, meant_path, unknown
-from mlmclm.storage.files import first_there, places_of
+from mlmclm.storage.files import first_existing, places_of
 
 SPACES = Path(__file__).parents[1] / "tune_spaces"
 """Folder of the packaged spaces: in a checkout a link to its top-level folder, in a wheel the files themselves."""
 PROTOCOLS = SPACES / "protocols"
 
 
-def names_in(folder: Path) -> list[str]:
+def packaged_names(folder: Path) -> list[str]:
     """Return the names of a folder's YAML files, sorted."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: Path | None = None) -> Path:
+def packaged_or_path(kind: str, name_or_path: str | Path, folder: Path, beside: Path | None = None) -> Path:
     """Return the file of a packaged name (`quickstart`) or of a path.
 
     A name that ends in .yaml or .yml, or contains a folder, is a path.
@@ -32,11 +32,11 @@ def packaged_or_own(kind: str, name_or_path: str | Path, folder: Path, beside: P
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or len(Path(text).parts) > 1:
         places = places_of(text, beside)
-        path = first_there(places)
+        path = first_existing(places)
         if path is None:
             near = next(filter(None, map(meant_path, places)), "")
             raise UserError(f"{kind} {text}: no such file; looked for {' and '.join(map(str, places))}.{near}")
         return path
-    if text not in names_in(folder):
-        raise unknown(kind, text, names_in(folder))
+    if text not in packaged_names(folder):
+        raise unknown(kind, text, packaged_names(folder))
     return folder / f"{text}.yaml"

@@ -51,20 +51,20 @@ def pieces_in(folder: Path, kind: str, again: str) -> Iterator[Piece]:
         names = sorted(json.loads(sums.read_bytes()))
     except (OSError, ValueError, TypeError):
         names = []
-    yield Piece(kind, again, str(sums), size_of(sums), partial(damage, folder, names=()))
+    yield Piece(kind, again, str(sums), file_size(sums), partial(damage, folder, names=()))
     for name in names:
         path = folder / name
-        yield Piece(kind, again, str(path), size_of(path), partial(damage, folder, names=(name,)))
+        yield Piece(kind, again, str(path), file_size(path), partial(damage, folder, names=(name,)))
 
 
 def sealed_in(folder: Path, kind: str, again: str, pattern: str = "*.json") -> Iterator[Piece]:
     """Yield the JSON files of a folder, each of which has its own checksum."""
     for path in sorted(folder.glob(pattern)):
         if not path.name.startswith("."):
-            yield Piece(kind, again, str(path), size_of(path), partial(seal_damage, path.read_bytes))
+            yield Piece(kind, again, str(path), file_size(path), partial(seal_damage, path.read_bytes))
 
 
-def size_of(path: Path | ObjectPath) -> int:
+def file_size(path: Path | ObjectPath) -> int:
     """Return the size of a file in bytes; 0 if it isn't there or isn't on a disk."""
     with suppress(OSError):
         return path.stat().st_size if isinstance(path, Path) else 0

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mlmclm.errors import UserError, cut, one_line
+from mlmclm.errors import UserError, clipped, one_line
 from mlmclm.storage.checksums import CHECKSUMS
 
 LARGEST = 4 << 30
@@ -42,7 +42,7 @@ def check_names(names: Iterable[str], allowed: re.Pattern[str], where: object) -
     for name in names:
         if len(name.encode()) > _LONGEST_NAME or _NAME.fullmatch(name) is None or allowed.fullmatch(name) is None:
             raise UserError(
-                f"{where}: it names a file {cut(name)!r}, which does not belong into such a folder. Allowed: {allowed.pattern}, "
+                f"{where}: it names a file {clipped(name)!r}, which does not belong into such a folder. Allowed: {allowed.pattern}, "
                 f"with names of letters, digits and ' .@+-_', at most {_LONGEST_NAME} bytes in all."
             )
 
@@ -84,7 +84,7 @@ def _roots(folder: Path) -> Iterator[Path]:
             yield snapshot.parent.parent.resolve() / "blobs"
 
 
-def received(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> dict[str, bytes]:
+def checked_files(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> dict[str, bytes]:
     """Return the files that a folder's checksums list, by name, once all are as the checksums say.
 
     Other files may lie beside them and are not read.
@@ -170,7 +170,7 @@ def _check_depth(value: Any) -> None:
 def _number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number) or abs(number) > LARGEST_NUMBER:
-        raise ValueError(f"the number {cut(text, 40)}; numbers are finite, and at most {LARGEST_NUMBER:g}")
+        raise ValueError(f"the number {clipped(text, 40)}; numbers are finite, and at most {LARGEST_NUMBER:g}")
     return number
 
 
@@ -185,5 +185,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {cut(next(name for name in names if names.count(name) > 1), 40)!r} is there twice")
+        raise ValueError(
+            f"the key {clipped(next(name for name in names if names.count(name) > 1), 40)!r} is there twice"
+        )
     return value

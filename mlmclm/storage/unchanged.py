@@ -31,11 +31,11 @@ def marked_hash(file: Path) -> tuple[Mark, str]:
         mark = mark_of(os.fstat(handle.fileno()))
         sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         if mark_of(os.fstat(handle.fileno())) != mark:
-            raise changed(file)
+            raise changed_file_error(file)
     return mark, sha256
 
 
-def changed(file: Path) -> UserError:
+def changed_file_error(file: Path) -> UserError:
     """Return the error for a file that is not what was hashed any more."""
     return UserError(
         f"{file}: it has changed since it was hashed, while it was in use. Nothing is filed under the old hash. Leave the file as "
@@ -65,20 +65,20 @@ class Unchanged:
         try:
             now = self._now()
         except FileNotFoundError as error:
-            raise changed(Path(error.filename)) from error
+            raise changed_file_error(Path(error.filename)) from error
         for file, mark in self._marks.items():
             if now.get(file, ())[:3] != mark[:3]:
-                raise changed(file)
+                raise changed_file_error(file)
         unclear = next((file for file, mark in now.items() if self._marks.get(file) != mark), None)
         if unclear is not None and not self._still_holds(unclear):
-            raise changed(unclear)
+            raise changed_file_error(unclear)
         self._marks = now
 
     def _still_holds(self, file: Path) -> bool:
         try:
             return self._holds()
         except UserError as error:  # it can't even be read
-            raise changed(file) from error
+            raise changed_file_error(file) from error
 
 
 def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
@@ -88,8 +88,8 @@ def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
         if now == mark or (now[:3] == mark[:3] and hash_file(file) == sha256):
             return
     except FileNotFoundError as error:
-        raise changed(file) from error
-    raise changed(file)
+        raise changed_file_error(file) from error
+    raise changed_file_error(file)
 
 
 def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:

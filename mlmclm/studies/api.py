@@ -20,11 +20,11 @@ from mlmclm.answers.received_record import read_record
 from mlmclm.answers.record import is_bundle
 from mlmclm.answers.study_results import Results
 from mlmclm.arguments import StudyFolders, known_arguments
-from mlmclm.configuration import overridden, parse, read_yaml
+from mlmclm.configuration import parse_config, read_yaml, with_overrides
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError, unknown
 from mlmclm.studies.last_run import FILE, completed, is_path, kept_file, known_studies, last_run
-from mlmclm.studies.place import Place, command_of, file_of, packaged_studies, place_of
+from mlmclm.studies.place import Place, command_of, file_of, open_place, packaged_studies
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import SweepModel
@@ -60,16 +60,16 @@ def study(
     path = None if isinstance(source, Mapping) else file_of(Path(source))
     values = dict(source) if isinstance(source, Mapping) else read_yaml(file_of(Path(source)))
     where = "study" if path is None else str(path)
-    file = read_file(overridden(values, overrides, where=where), where=where, file=path)
+    file = read_file(with_overrides(values, overrides, where=where), where=where, file=path)
     if part is not None:
         if isinstance(file, SweepFile):
             raise UserError(f"{where}: its models are given; only files of studies that train their models have parts.")
         file = file.of_part(part, where=where)
     if path is None:
-        return Study(file, place_of(**folders), command=f"mlmclm.{file.kind}(...).run()")
+        return Study(file, open_place(**folders), command=f"mlmclm.{file.kind}(...).run()")
     words = [str(source), *overrides, *(["--part", part] if part is not None else [])]
     command = command_of(file.kind, *words, **folders)
-    return Study(file, place_of(**folders), source=shlex.join(words), command=command)
+    return Study(file, open_place(**folders), source=shlex.join(words), command=command)
 
 
 @known_arguments
@@ -96,13 +96,13 @@ def sweep(
     Raises:
         UserError: two models have one name, or an argument is wrong.
     """
-    place = place_of(**folders)
+    place = open_place(**folders)
     models = [models] if isinstance(models, str) else models
     tasks = [tasks] if isinstance(tasks, str) else tasks
     sources = [f"{model}={source}" for model, source in models.items()] if isinstance(models, Mapping) else list(models)
     values: dict[str, Any] = {"models": sources, "tasks": list(tasks or ()) or None, "baseline": baseline}
     values |= {"space": dict(space) if isinstance(space, Mapping) else str(space)} | ({"name": name} if name else {})
-    file = parse(SweepFile, values, where="options")
+    file = parse_config(SweepFile, values, where="options")
     if isinstance(space, Mapping):
         return Study(file, place, command="mlmclm.sweep(...).run()")
     options = {"--model": sources, "--task": tasks, "--space": [str(space)], "--name": name, "--baseline": baseline}
@@ -151,7 +151,7 @@ def study_on_file(
         family, (text_columns,) if isinstance(text_columns, str) else tuple(text_columns), label_column
     )
     task = read_task(rows, overrides, test=test, validation=validation)
-    write_study(folder, task, settings_for(folder, task, models, place_of(**folders)))
+    write_study(folder, task, settings_for(folder, task, models, open_place(**folders)))
     folders |= {"data": folder / "data", "task_dirs": [folder / "tasks"]}
     return study(folder / STUDY, **folders)
 
@@ -226,7 +226,7 @@ def finetune(
         model,
         task,
         learning_rate,
-        place_of(**folders),
+        open_place(**folders),
         seed=seed,
         protocol=protocol,
         space=space,
@@ -262,7 +262,7 @@ class Store:
     @known_arguments
     def __init__(self, **folders: Unpack[StudyFolders]) -> None:
         self._folders = folders
-        self.place: Place = place_of(**folders)
+        self.place: Place = open_place(**folders)
 
     def __repr__(self) -> str:
         return f"<store {self.place.store}>"

@@ -255,7 +255,7 @@ class Share:
 OTHER = "other files: reports, lists, logs, checkpoints, MLflow"
 
 
-def size_of(artifact: Artifact) -> int:
+def artifact_size(artifact: Artifact) -> int:
     """Return the bytes of an artifact's files on disk; of files at an address, those whose size is recorded."""
     return sum(_files(artifact).values())
 
@@ -273,7 +273,7 @@ def inode_of(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def shares(contents: Contents) -> list[Share]:
+def disk_by_study(contents: Contents) -> list[Share]:
     """Return the disk space of each study, by kind; study "" has artifacts that no study uses, and files of no artifact."""
     files = {artifact: _files(artifact) for artifact in contents.all}
     used: dict[Artifact, list[str]] = defaultdict(list)

@@ -21,14 +21,14 @@ import yaml
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, for_each, meant_path, printable
 from mlmclm.models.sources import longest
-from mlmclm.storage.data_files import COMPRESSED, instead_of, kind_of, names_in
+from mlmclm.storage.data_files import COMPRESSED, file_names_in, instead_of, kind_of
 from mlmclm.storage.files import read_json, write_atomic
-from mlmclm.studies.place import place_of
+from mlmclm.studies.place import open_place
 from mlmclm.tasks.column_kinds import plain_columns
-from mlmclm.tasks.columns import Columns, class_names, named
+from mlmclm.tasks.columns import Columns, as_class_names, class_names
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task, task_names
-from mlmclm.tasks.division import SHARES, groups_of, held_out
+from mlmclm.tasks.division import SHARES, held_out_rows, row_groups
 from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Overrides, Reading, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
@@ -150,7 +150,7 @@ def _with_class_names(
     for part, classes in names.items() if reading.family in (CLASSES, NUMBERS, TAGS) else ():
         if column in classes and column in tables[part].column_names:
             numbers, index = tables[part][column], tables[part].column_names.index(column)
-            values = named(numbers, classes[column])
+            values = as_class_names(numbers, classes[column])
             if reading.family != TAGS:
                 values = pa.compute.if_else(pa.compute.equal(numbers, -1), None, values)
             tables[part] = tables[part].set_column(index, column, values)
@@ -180,7 +180,7 @@ def _rejected(train: pa.Table) -> tuple[str, ...]:
 
 def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
     if path.is_dir():
-        content = ", ".join(names_in([path, path / "data"], SUFFIXES)) or "no data file"
+        content = ", ".join(file_names_in([path, path / "data"], SUFFIXES)) or "no data file"
         raise UserError(f"{path}: a folder, with {content}. Give one file, and others as --test and --validation.")
     if not path.is_file():
         raise UserError(
@@ -218,7 +218,7 @@ def _divided(
             continue
         keys = _keys(train, reading)
         strata = train["label"].to_pylist() if reading.family == CLASSES else [""] * train.num_rows
-        held = pa.array(held_out(groups_of(*keys), keys[0], strata, share / left, seed=SEED))
+        held = pa.array(held_out_rows(row_groups(*keys), keys[0], strata, share / left, seed=SEED))
         if not pa.compute.any(held).as_py():
             raise UserError(
                 f"{files['train']}: no rows can be held out for {part}: they are too few in each class, or share their texts. Give more rows, or "
@@ -368,14 +368,14 @@ def check_task(
     Raises:
         UserError: a name or a folder is wrong, or the data don't fit the task's declaration.
     """
-    place = place_of(**folders)
+    place = open_place(**folders)
     task = get_task(name, place.task_dirs)
     if (tokenizer is None) == (model is None):
         raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
     folder = Path(model or tokenizer or "")
     from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
     from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.look import look
+    from mlmclm.tasks.look import preview_task
     from mlmclm.tasks.settings import TaskSettings
 
     if model is not None:
@@ -388,5 +388,5 @@ def check_task(
     stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
     loaded = load_task(task, store=place.store, data_root=place.data_root)
     settings = TaskSettings(max_length=max_length, stride=stride)
-    preview = look(loaded, load_tokenizer(folder), settings, examples=examples)
+    preview = preview_task(loaded, load_tokenizer(folder), settings, examples=examples)
     return CheckedTask(task, preview, max_length, loaded.fingerprint)

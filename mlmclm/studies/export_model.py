@@ -10,7 +10,7 @@ from typing import Any, cast
 from mlmclm.corpora.notes import STATE, read_notes
 from mlmclm.errors import UserError, unknown
 from mlmclm.models.hub_cache import CachedRepository, repositories_of
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import State
 from mlmclm.pretraining import states
@@ -124,7 +124,7 @@ def _located(
     """Return a model's state in the store, and its study's facts for the card; arguments as in `export_model`."""
     study, place = trained.trained_file, trained.place
     try:
-        name = parse(model, study.sizes)
+        name = parse_name(model, study.sizes)
         is_listed = str(replace(name, checkpoint=None)) in study.models
     except UserError:
         is_listed = False

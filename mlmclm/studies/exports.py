@@ -134,14 +134,14 @@ def write_state(
         key: the state's, to note in the folder.
     """
     from mlmclm.models.architectures import weights_of
-    from mlmclm.models.build import build
+    from mlmclm.models.build import build_model
     from mlmclm.models.exported_folder import export_folder
 
     resolved = state.resolved(recipe)
     config = first_config(state.size, initial, tokenizer, resolved)
     export_folder(
         target,
-        weights_of(build(config, resolved.seeds.weights)) if weights is None else weights,
+        weights_of(build_model(config, resolved.seeds.weights)) if weights is None else weights,
         config,
         tokenizer,
         card=card,

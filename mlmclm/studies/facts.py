@@ -18,7 +18,7 @@ from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.mixed_blocks import in_turns, rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources
-from mlmclm.corpora.mixes import words
+from mlmclm.corpora.mixes import mix_text
 from mlmclm.corpora.row_lengths import document_lengths, row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.sizes import Size, parameters
@@ -145,7 +145,7 @@ def source_facts(
         return {"source": made_from[""].source}
     assert isinstance(corpus, PreparedSources)
     # The plan names the mixes of phases.
-    rows = {} if recipe.has_phases else {"mix": words(recipe.mix or ())}
+    rows = {} if recipe.has_phases else {"mix": mix_text(recipe.mix or ())}
     for name, of_source in corpus.sources.items():
         tokens = seen.get(name, 0)
         rows[f"source {name}"] = (
@@ -184,7 +184,7 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
         bases = {"RoPE base": phase.rope_base, "local RoPE base": phase.local_rope_base}
         rope = "".join(f", {title} {base:g}" for title, base in bases.items() if base is not None)
         moments = ", new optimiser moments" if phase.moments == "new" else ""
-        mix = f", of {words(phase.mix)}" if phase.mix is not None else ""
+        mix = f", of {mix_text(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {segment.start} to {segment.stop} ({phase.name}): {segment.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
             f"peak rate {rate_text(phase.peak_learning_rate)}{warmup}{law if phase.decay_steps else ''}, "

@@ -23,7 +23,7 @@ from mlmclm.progress import say
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.studies.place import STUDIES
-from mlmclm.sweeps.cells import ListedCell, named
+from mlmclm.sweeps.cells import ListedCell, named_result
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declaration import FAMILIES
@@ -276,7 +276,9 @@ class Follower:
         if states.exists(store, stage.state):
             with suppress(UserError):  # it is damaged, and trained again
                 rows = [row for row in states.curve(store, stage.state) if row["step"] > stage.start]
-                facts = states.describe(states.StoredState(store, stage.state).brought().folder).get("system", {})
+                facts = states.read_description(states.StoredState(store, stage.state).brought().folder).get(
+                    "system", {}
+                )
                 return trained(stage.record, rows, facts), -1
         rows = []
         with suppress(UserError):  # a damaged line, which ends the stage
@@ -295,7 +297,7 @@ class Follower:
         """Return the results of cells under the cells' names, without damaged ones, which end the study itself."""
         try:
             found = self._results_store.find_all((cell.key for cell in cells), listed=True)
-            return [named(found[cell.key], cell) for cell in cells if cell.key in found]
+            return [named_result(found[cell.key], cell) for cell in cells if cell.key in found]
         except UserError:  # one is damaged, or lacks the metric
             return [result for cell in cells for result in self._results([cell])] if len(cells) > 1 else []
 

@@ -24,14 +24,14 @@ from mlmclm.models.sources import local_folder
 from mlmclm.progress import say
 from mlmclm.seeds import seed_value
 from mlmclm.storage.checksums import read_sealed, sealed
-from mlmclm.storage.files import first_there, places_of, write_atomic
+from mlmclm.storage.files import first_existing, places_of, write_atomic
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file
 from mlmclm.studies.study_sweep import StudySweep, study_space
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
-from mlmclm.tasks.declared_tasks import own_files
+from mlmclm.tasks.declared_tasks import user_files
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import Watch
@@ -72,7 +72,7 @@ def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> 
     file, place = sweep.file, sweep.place
     folder = place.study_folder(file.name)
     write_atomic(folder / f"{file.kind}.yaml", as_yaml(sweep))
-    own = own_files(sweep.space.tasks, place.task_dirs)
+    own = user_files(sweep.space.tasks, place.task_dirs)
     for declared in (folder / TASKS).glob("*.yaml"):
         if declared.stem not in own:
             declared.unlink()
@@ -106,7 +106,7 @@ def as_yaml(sweep: StudySweep) -> str:
                 values["models"][each.model.name] = str(each.model.folder)
             elif each.commit is not None:
                 values["models"][each.model.name] = f"{source.partition('@')[0]}@{each.commit}"
-        space = first_there(places_of(file.space, file.folder)) if isinstance(file.space, str) else None
+        space = first_existing(places_of(file.space, file.folder)) if isinstance(file.space, str) else None
         if space is not None and space.is_file():
             values["space"] = str(space.resolve())
         if file.claims is not None:
@@ -147,7 +147,7 @@ def check_same(file: AnyFile, place: Place, run: Mapping[str, Any]) -> None:
         run["grid"],
     )
     # Weights are not compared, because models may be gone.
-    found = difference(before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models}))
+    found = grid_difference(before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models}))
     choices = [
         f"{key} {now} (was {run['choices'][key]})"
         for key, now in _choices(file, space).items()
@@ -261,7 +261,7 @@ class Difference:
     lost: tuple[str, ...]
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
+def grid_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     """Compare two grids (`grid_of`)."""
     added, lost = [], []
     for key, word in AXES.items():
@@ -317,7 +317,7 @@ def since_last(folder: Path, grid: Mapping[str, Any]) -> Difference:
     last = read_sealed(folder / FILE, again).get("grid", {})
     if not {*AXES, "per_model", "start_from"} <= last.keys():
         raise UserError(f"{folder / FILE}: it has no grid. {again}")
-    return difference(last, grid)
+    return grid_difference(last, grid)
 
 
 def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:

@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from safetensors import safe_open
 
 from mlmclm.analysis.claim import ClaimFile
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.models.folder import context_of, load_tokenizer
 from mlmclm.models.sources import weight_files
@@ -88,7 +88,7 @@ def settings_for(
     if not models:
         raise UserError("--model is missing: name at least one model to fine-tune on the file.")
     values = {"name": _name(folder), "models": [models] if isinstance(models, str) else models, "space": "glue"}
-    file = expand_studies(parse(SweepFile, values, where="options"), place.store)
+    file = expand_studies(parse_config(SweepFile, values, where="options"), place.store)
     resolved = for_each(file.models.values(), lambda name: find_model(name, place.store, data_root=place.data_root))
     grid = grid_for(task.name, task.tables["train"], [model.folder for model in resolved], seeds)
     file = file.model_copy(update={"space": grid})

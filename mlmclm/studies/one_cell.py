@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, Start, cell_key, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.models.folder import check_length, context_of
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.progress import Bar, bars, say_once
 from mlmclm.seeds import Seed, read_seed
 from mlmclm.studies.place import Place
-from mlmclm.sweeps.cells import SweepModel, cell_name, named, recorded_cell
+from mlmclm.sweeps.cells import SweepModel, cell_name, named_result, recorded_cell
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
 from mlmclm.sweeps.results_store import ResultsStore
@@ -127,7 +127,7 @@ class OneCell:
         # A sweep, or another process like this one, may be computing the same cell.
         result, computed = results_store.ensure(key, self._compute, title=title)
         # It may have been filed under another name of the same weights.
-        return CellResult(self.cell, named(result, self.cell), computed, results_store)
+        return CellResult(self.cell, named_result(result, self.cell), computed, results_store)
 
     def _compute(self) -> dict[str, Any]:
         from mlmclm.finetuning.run import run_cell
@@ -210,7 +210,7 @@ def _settings(protocols: TaskProtocols, task: str, folder: Path, changes: Mappin
             some = ", ".join(map(str, values))
             raise UserError(f"task {task} has several values of {axis} ({some}): choose one with --set {axis}=VALUE.")
     if changes:
-        chosen = parse(Protocol, overridden(chosen.model_dump(), dict(changes)), where="options")
+        chosen = parse_config(Protocol, overridden(chosen.model_dump(), dict(changes)), where="options")
     if chosen.length_share is None:
         return chosen
     context = context_of(folder)
@@ -286,7 +286,7 @@ def make_ready(cell: Cell) -> None:
     from mlmclm.backends.choice import backend_of, best_device
 
     torch.set_num_threads(CELL_THREADS)
-    prepare(shapes_of([cell]), say_once)
+    compile_kernels(shapes_of([cell]), say_once)
     backend = backend_of(best_device()).described(cell.protocol.precision)
     say_once(f"fine-tuning computes with the backend {backend}")
 

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from mlmclm.arguments import StudyFolders
 from mlmclm.errors import UserError, meant
-from mlmclm.storage.packaged import names_in
+from mlmclm.storage.packaged import packaged_names
 
 STORE, DATA, TASK_DIR = "MLMCLM_STORE", "MLMCLM_DATA", "MLMCLM_TASK_DIR"
 """Environment variables that take the place of arguments and options that are not given."""
@@ -52,7 +52,7 @@ def open_store(given: str | Path) -> Path:
     return folder
 
 
-def place_of(**folders: Unpack[StudyFolders]) -> Place:
+def open_place(**folders: Unpack[StudyFolders]) -> Place:
     """Return the resolved folders, and note in the store how long it is waited for if that is given.
 
     Raises:
@@ -96,7 +96,7 @@ EXAMPLES, REPLICATIONS = (Path(__file__).parents[1] / name for name in ("example
 
 def packaged_studies() -> dict[str, Path]:
     """Return the files of the packaged studies and replications by name."""
-    return {name: folder / f"{name}.yaml" for folder in (EXAMPLES, REPLICATIONS) for name in names_in(folder)}
+    return {name: folder / f"{name}.yaml" for folder in (EXAMPLES, REPLICATIONS) for name in packaged_names(folder)}
 
 
 def file_of(path: Path) -> Path:

@@ -14,7 +14,7 @@ from mlmclm.answers.outcomes import fold_reader
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.numbers import plural
-from mlmclm.plans.names import ModelName, parse, replicates_among
+from mlmclm.plans.names import ModelName, parse_name, replicates_among
 from mlmclm.progress import say
 from mlmclm.reports import text
 from mlmclm.results.metrics import metric_parts
@@ -303,7 +303,7 @@ def earlier_noise(
                 cells[cell.key] = cell.task
                 studies_of.setdefault(cell.key, []).append(name)
                 with suppress(UserError):  # a name that doesn't say how the model was pretrained
-                    plans.setdefault(cell.key, (name, parse(cell.model)))
+                    plans.setdefault(cell.key, (name, parse_name(cell.model)))
     results = {
         key: {**result, "model": _model(result), "metric": metrics[cells[key]], "setting": ""}
         for key, result in results_store.find_all(cells).items()

@@ -21,7 +21,7 @@ from mlmclm.errors import UserError
 from mlmclm.launches.ray_tokenising import on_cluster
 from mlmclm.models.sizes import Size
 from mlmclm.plans.names import ModelName
-from mlmclm.plans.stages import Plan, Sources, Stage, State, fingerprint, make_plan
+from mlmclm.plans.stages import Plan, Sources, Stage, State, make_plan, study_fingerprint
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import (
     Beginning,
@@ -34,7 +34,7 @@ from mlmclm.pretraining.initial import (
     source_sizes,
 )
 from mlmclm.progress import bars, say
-from mlmclm.storage.files import first_there, places_of, read_json
+from mlmclm.storage.files import first_existing, places_of, read_json
 from mlmclm.studies.place import Place
 from mlmclm.studies.study_file import StudyFile
 
@@ -71,19 +71,19 @@ class PreparedStudy:
         """
         key = stage.end.key(self.fingerprint)
         rows = states.curve(self.place.store, key)
-        system = states.describe(states.StoredState(self.place.store, key).brought().folder).get("system", {})
+        system = states.read_description(states.StoredState(self.place.store, key).brought().folder).get("system", {})
         return [row for row in rows if row["step"] > stage.start.step], system
 
     def left(self, stage: Stage) -> tuple[Stage, ...]:
         """Return the untrained parts of a stage, as stages; each leads from a state in the store to states that the store lacks."""
-        return states.left_of(stage, self.place.store, self.fingerprint)
+        return states.stages_left(stage, self.place.store, self.fingerprint)
 
     def unfinished(self) -> list[Stage]:
         """Return the stages that are still to be trained, in an order in which they can run."""
         return [part for stage in self.plan.stages for part in self.left(stage)]
 
 
-def prepare(study: StudyFile, place: Place, *, session: Session | None = None) -> PreparedStudy:
+def prepare_study(study: StudyFile, place: Place, *, session: Session | None = None) -> PreparedStudy:
     """Read, tokenise and pack the corpus unless that is done, and make the plan.
 
     Args:
@@ -154,7 +154,7 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
 
 
 def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
-    """Return the prepared study if `prepare` has nothing left to do, else None; raise what `prepare` would."""
+    """Return the prepared study if `prepare_study` has nothing left to do, else None; raise what `prepare_study` would."""
     beginning, corpus = _find(study, place)
     return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
 
@@ -170,7 +170,7 @@ def check_sources(study: StudyFile, place: Place) -> None:
 
 
 def check_models_to_continue(study: StudyFile, place: Place, plan: Plan) -> None:
-    """Check the models to continue from as `prepare` would, and raise the same errors, but do no work on them."""
+    """Check the models to continue from as `prepare_study` would, and raise the same errors, but do no work on them."""
     if study.initial:
         check_initial(_wanted(study, place), masked=_masks(plan))
         _check_shapes(study, source_sizes(study.initial, place.data_root, study.folder))
@@ -217,7 +217,7 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
     if tokenizer is None or tokenizer.path is None:
         return tokenizer
     places = places_of(tokenizer.path, study.folder)
-    path = first_there(places)
+    path = first_existing(places)
     if path is None:
         raise UserError(
             f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
@@ -244,7 +244,9 @@ def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mappin
         shared = corpus.tokenizer.name
     keys = {size: model.key for size, model in initial.items()}
     plan = make_plan(study.parsed, study.recipe, keys, sources, beside=study.beside)
-    key = fingerprint(study.recipe, shared, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial))
+    key = study_fingerprint(
+        study.recipe, shared, corpus.vocabulary, padded_with_eos=_padded_with_eos(study, corpus, initial)
+    )
     return PreparedStudy(study, place, corpus, plan, key, initial)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlmclm.backends.device_kinds import Device
-from mlmclm.cluster.cluster import await_nodes, cluster_view, waits_said
+from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
-from mlmclm.cluster.ray_cluster import check_node, losses_said
+from mlmclm.cluster.ray_cluster import check_node, explain_ray_failures
 from mlmclm.launches.run_stage import run_stage, set_aside_damaged, stage_leases
-from mlmclm.launches.side_by_side import room, run_stages
+from mlmclm.launches.side_by_side import run_stages, stages_at_once
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.progress import Bar, say
@@ -19,7 +19,7 @@ from mlmclm.studies.facts import tokens_by_source
 from mlmclm.studies.prepare import PreparedStudy
 
 
-def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
+def train_missing_stages(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
     """Train the missing stages in the current Ray session, as many at once as the cluster can hold or scale up to.
 
     Returns their number.
@@ -59,9 +59,9 @@ def pretrain(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:
         return next((holder for holder in map(leases.holder, names) if holder is not None), None)
 
     def at_once(running: int) -> int:
-        return room(view(), worker_bundle(device), workers=recipe.workers, running=running)
+        return stages_at_once(view(), worker_bundle(device), workers=recipe.workers, running=running)
 
-    with losses_said(), waits_said("pretraining", view):
+    with explain_ray_failures(), report_waits("pretraining", view):
         run_stages(unfinished, run=train, ready=ready, at_once=at_once, held=held, check=check_node)
     return len(unfinished)
 

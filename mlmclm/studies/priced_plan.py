@@ -11,7 +11,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEFAULT_DEVICE, DEFAULT_UTILISATION, HERE, Device
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, Stage, make_plan
 from mlmclm.plans.suite import Suite, find_suite
@@ -117,7 +117,7 @@ def price_plan(
         models = chosen.parsed
         recipe = chosen.recipe_over(recipe, where=f"--suite {suite}: recipe", sources=sources)
     elif names or file is not None:
-        models = tuple(parse(name, sizes) for name in names or (file.models if file is not None else ()))
+        models = tuple(parse_name(name, sizes) for name in names or (file.models if file is not None else ()))
     else:
         raise UserError("plan: name at least one model, or give --suite or --study.")
     plan = make_plan(models, recipe)

@@ -164,7 +164,9 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
     except MlmclmError as error:
         return Recomputed(key, name, "not computed", str(error))
     # A cell of other weights has another key; that alone is no difference between the results.
-    difference = compare(result, {**rerun, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again)
+    difference = describe_difference(
+        result, {**rerun, **{name: result.get(name) for name in OF_WEIGHTS}}, examples, examples_again
+    )
     unmatched = one_sided(result, rerun, examples, examples_again)
     if not difference:
         return Recomputed(key, name, "equal", unmatched)
@@ -194,7 +196,7 @@ def _beside(store: Path) -> Iterator[Path]:
         yield folder
 
 
-def compare(
+def describe_difference(
     filed: Mapping[str, Any],
     again: Mapping[str, Any],
     examples: KeptExamples | None,

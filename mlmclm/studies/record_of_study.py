@@ -15,7 +15,7 @@ from mlmclm.answers.claim_files import CLAIMS
 from mlmclm.answers.outcomes import Outcomes
 from mlmclm.answers.received_study import ELSEWHERE, check_study, kept_inside
 from mlmclm.answers.received_values import ReceivedAbout
-from mlmclm.answers.received_values import setting_of as received_setting
+from mlmclm.answers.received_values import read_setting as received_setting
 from mlmclm.answers.record import (
     FACTS,
     STATES_TYPE,
@@ -35,7 +35,7 @@ from mlmclm.reports.basis import NO_BASIS, asked_for
 from mlmclm.reports.provenance import stage_work
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.storage.files import check_folder
-from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_own
+from mlmclm.storage.packaged import PROTOCOLS, SPACES, packaged_or_path
 from mlmclm.studies.last_run import AGAIN, FILE, check_same, last_run
 from mlmclm.studies.place import Place, packaged_studies
 from mlmclm.studies.prepare import initial_models
@@ -45,7 +45,7 @@ from mlmclm.studies.zero_shot import zero_shot_facts
 from mlmclm.sweeps.cells import added_rates
 from mlmclm.sweeps.manifest import read_manifest
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.tasks.declared_tasks import own_files
+from mlmclm.tasks.declared_tasks import user_files
 
 
 def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def _study(file: AnyFile, place: Place) -> tuple[dict[str, Any], dict[str, bytes
         values |= commits(file, place.store, {name: each.commit for name, each in initial_models(file, place).items()})
     beside = file.folder
     if isinstance(file.space, str):
-        path = packaged_or_own("search space", file.space, SPACES, beside)
+        path = packaged_or_path("search space", file.space, SPACES, beside)
         values["space"], beside = read_yaml(path), path.parent
     space = values["space"]
     named = space.get("protocol")
     base = named.get("base") if isinstance(named, dict) else named
-    if isinstance(base, str) and (own := packaged_or_own("protocol", base, PROTOCOLS, beside)).parent != PROTOCOLS:
+    if isinstance(base, str) and (own := packaged_or_path("protocol", base, PROTOCOLS, beside)).parent != PROTOCOLS:
         files[f"protocols/{own.name}"] = own.read_bytes()
         space["protocol"] = (
             {**named, "base": f"protocols/{own.name}"} if isinstance(named, dict) else f"protocols/{own.name}"
@@ -173,11 +173,11 @@ def _study(file: AnyFile, place: Place) -> tuple[dict[str, Any], dict[str, bytes
     if file.claims is not None:
         values["claims"] = []
         for name in file.claims:
-            path = packaged_or_own("claims", name, CLAIMS, file.folder)
+            path = packaged_or_path("claims", name, CLAIMS, file.folder)
             if path.parent != CLAIMS:
                 files[f"claims/{path.name}"] = path.read_bytes()
             values["claims"].append(name if path.parent == CLAIMS else f"claims/{path.name}")
-    for name, path in own_files(file.find_space().tasks, place.task_dirs).items():
+    for name, path in user_files(file.find_space().tasks, place.task_dirs).items():
         files[f"tasks/{name}.yaml"] = path.read_bytes()
     values = kept_inside(without_paths(values))
     check_study(values, Path(STUDY), files)

@@ -12,8 +12,8 @@ from mlmclm.errors import UserError
 from mlmclm.plans.names import ModelName
 from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import history
-from mlmclm.pretraining.seen import FORMATS, Seen, export, export_data_set, seen
-from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.pretraining.seen import FORMATS, TrainingBatch, export, export_data_set, training_batches
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study import Study
 
 
@@ -29,7 +29,7 @@ class SeenData:
     prepared: PreparedStudy
     steps: range
     longest: ModelName
-    batches: Iterable[Seen]
+    batches: Iterable[TrainingBatch]
 
     def export(self, to: Path) -> tuple[int, int]:
         """Write a file (.parquet or .jsonl), or a folder that `datasets` reads; return the numbers of rows and tokens."""
@@ -79,9 +79,11 @@ def seen_data(
         raise UserError("--model: the study's recipe has phases, in which models may differ; name one of them.")
     longest = max((name for name in study.parsed if model in (None, str(name))), key=lambda name: name.steps)
     wanted = _range(steps, longest.steps, model)
-    prepared = prepare(study, trained.place)
+    prepared = prepare_study(study, trained.place)
     corpus, name = prepared.corpus, next((name for name in study.parsed if str(name) == model), None)
-    stream = seen(corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder)
+    stream = training_batches(
+        corpus.train, study.recipe, wanted, model=name, tokenizer=corpus.tokenizer, masked=not as_folder
+    )
     batches = stream if labels else (replace(batch, labels=None) for batch in stream)
     return SeenData(prepared, wanted, longest, batches)
 
@@ -108,7 +110,7 @@ def _range(text: str | None, last: int, model: str | None) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-def _counted(batches: Iterable[Seen], counts: Counter[str]) -> Iterator[Seen]:
+def _counted(batches: Iterable[TrainingBatch], counts: Counter[str]) -> Iterator[TrainingBatch]:
     """Yield the batches, and count their rows and tokens."""
     for batch in batches:
         counts.update(rows=len(batch.blocks), tokens=int(batch.lengths.sum()))

@@ -27,7 +27,7 @@ from mlmclm.studies.prepare import (
     check_models_to_continue,
     check_sources,
     find_prepared,
-    prepare,
+    prepare_study,
     with_suite,
 )
 from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
@@ -273,7 +273,7 @@ class Study:
                 working on it.
             EnvironmentFault: the machine, the network or a server failed. What is finished is kept.
         """
-        from mlmclm.studies.work import compute, work_on
+        from mlmclm.studies.work import compute_missing, work_on
 
         begun = self._begun()
         evaluations = zero_shot_tasks(self.file, self.place)
@@ -295,7 +295,7 @@ class Study:
                     self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
                 )
                 work.tracking.evaluated()
-            done = compute(sweep, work.session, wait_for_nodes=wait_for_nodes)
+            done = compute_missing(sweep, work.session, wait_for_nodes=wait_for_nodes)
             found = self._written(self._results(done.results, failure), self.folder, work.tracking)
         found.grids = done.grids
         if failure is not None and check:
@@ -432,18 +432,18 @@ class Study:
         return found, prepared
 
     def _prepared(self, opened: OpenSession) -> PreparedStudy:
-        # Without a cluster, `prepare` opens a session of its own if the study asks for `corpus.workers: ray`.
-        return prepare(self.trained_file, self.place, session=opened.session if opened.cluster else None)
+        # Without a cluster, `prepare_study` opens a session of its own if the study asks for `corpus.workers: ray`.
+        return prepare_study(self.trained_file, self.place, session=opened.session if opened.cluster else None)
 
     def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
-        from mlmclm.studies.pretrain_models import pretrain
+        from mlmclm.studies.pretrain_models import train_missing_stages
 
         work.tracking.stages(prepared)
         losses = 0
         while prepared.unfinished():  # else Ray need not start
             work.session()
             try:
-                pretrain(prepared, work.wait_for_nodes)
+                train_missing_stages(prepared, work.wait_for_nodes)
                 break
             except LostNode as error:
                 losses += 1
@@ -456,7 +456,7 @@ class Study:
 
 def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
     """Return the result with the best validation score among the seeds of the best learning rate."""
-    from mlmclm.analysis.results import place_of, records
+    from mlmclm.analysis.results import cell_columns, records
 
     tasks = found.analysis.grid.tasks
     model = found.model_of(model, where=found.name)
@@ -467,6 +467,6 @@ def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
         raise UserError(
             f"{found.name}: no cell of {model} on {task} has a score; `mlmclm {found.record.kind}` computes them."
         )
-    best = place_of(max(chosen, key=lambda row: row["validation"]))
-    key = next(row["key"] for row in records(found.cells) if place_of(row) == best)
+    best = cell_columns(max(chosen, key=lambda row: row["validation"]))
+    key = next(row["key"] for row in records(found.cells) if cell_columns(row) == best)
     return next(row for row in found.rows if (row["key"], row["model"]) == (key, model))

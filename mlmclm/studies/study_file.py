@@ -15,19 +15,19 @@ from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.answers.claim_files import read_claims
 from mlmclm.answers.received_study import RECORD, check_study
 from mlmclm.backends.device_kinds import Choice
-from mlmclm.configuration import Enters, Frozen, Role, described_as, parse, read_yaml
+from mlmclm.configuration import Enters, Frozen, Role, described_as, parse_config, read_yaml
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.mixes import words
+from mlmclm.corpora.mixes import mix_text
 from mlmclm.errors import MlmclmError, UserError, for_each, unknown
 from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.models.sizes import SIZES
 from mlmclm.models.sources import NAME, named_models
 from mlmclm.objectives.objective import OBJECTIVES
 from mlmclm.plans.names import ModelName, replicates_among
-from mlmclm.plans.names import parse as parse_name
+from mlmclm.plans.names import parse_name as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.storage.packaged import SPACES, names_in
+from mlmclm.storage.packaged import SPACES, packaged_names
 from mlmclm.studies.place import file_of
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.protocols import Changes
@@ -132,7 +132,7 @@ class SweepSettings(Frozen):
         if self.space is None:
             raise UserError(
                 f"{self.at('space')}: it is missing; fine-tuning needs a search space. Name a packaged one "
-                f"({', '.join(names_in(SPACES))}) or a file of your own."
+                f"({', '.join(packaged_names(SPACES))}) or a file of your own."
             )
         return find_space(
             self.space,
@@ -278,7 +278,7 @@ class StudyFile(SweepSettings):
     def source(self) -> str:
         """The corpus's source, or the mixes that models are trained on, for display."""
         mixes = self.recipe.mixes({name.size for name in self.parsed})
-        return "; ".join(words(mix) for mix in mixes if mix is not None) or self.sources[""].source
+        return "; ".join(mix_text(mix) for mix in mixes if mix is not None) or self.sources[""].source
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -439,12 +439,12 @@ def read_file(values: Any, *, where: str, file: Path | None = None) -> AnyFile:
         UserError: as `load_file`.
     """
     if isinstance(values, Mapping) and not any(key in values for key in OF_STUDIES):
-        return parse(SweepFile, values, where=where, context={"file": file})
+        return parse_config(SweepFile, values, where=where, context={"file": file})
     return _read_study(values, where=where, file=file)
 
 
 def _read_study(values: Any, *, where: str, file: Path | None) -> StudyFile:
-    study = parse(StudyFile, values, where=where, context={"file": file})
+    study = parse_config(StudyFile, values, where=where, context={"file": file})
     try:
         parsed = study.parsed
         baseline = None if study.baseline is None else study.spelled(study.baseline)

@@ -231,11 +231,13 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         waiting = unnamed - named - sum(planned.blocked.values())
     expected = None
     if missing:
-        from mlmclm.sweeps.estimate import estimate, places_here
+        from mlmclm.sweeps.estimate import estimate_time, places_here
 
         try:
             workers = workers or places_here(space)
-            expected = estimate(planned.cells, missing, store=place.store, data_root=place.data_root, workers=workers)
+            expected = estimate_time(
+                planned.cells, missing, store=place.store, data_root=place.data_root, workers=workers
+            )
         except UserError as error:
             say(f"no estimate of the time: {error}")
     zero_shot = zero_shot_tasks(file, place)

@@ -15,7 +15,7 @@ from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.finetuning.cell import Cell
 from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
-from mlmclm.plans.names import ModelName, parse, replicates_among
+from mlmclm.plans.names import ModelName, parse_name, replicates_among
 from mlmclm.progress import bars, say
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
@@ -129,7 +129,7 @@ def plans_of_given(models: Sequence[SweptModel], store: Path) -> dict[str, Model
         if folder.parent.name == "models" and folder.parent.parent.parent == studies:
             owners.add(folder.parent.parent)
             with suppress(UserError):  # it continues a given model, whose plan is unknown
-                plans[swept.model.name] = parse(folder.name)
+                plans[swept.model.name] = parse_name(folder.name)
     return plans if len(owners) == 1 else {}
 
 

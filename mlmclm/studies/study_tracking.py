@@ -22,7 +22,7 @@ from mlmclm.corpora.hub_repository import HubRepository
 from mlmclm.corpora.notes import UNTRAINED
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import MlmclmError, UserError
-from mlmclm.plans.names import ModelName, parse
+from mlmclm.plans.names import ModelName, parse_name
 from mlmclm.plans.stages import Stage
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
@@ -39,7 +39,7 @@ from mlmclm.studies.prepare import PreparedStudy
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.zero_shot import zero_shot_results
-from mlmclm.tasks.splits import hub_source, source_of
+from mlmclm.tasks.splits import data_source, hub_source
 from mlmclm.tracking.address import (
     VARIABLE,
     check_address,
@@ -147,7 +147,7 @@ class StudyRuns:
             }
         else:
             known = {name: (given_parameters(source), source) for name, source in file.models.items()}
-        sources = {name: source_of(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
+        sources = {name: data_source(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
         self._sweep = partial(
             sweep_record,
             study,
@@ -279,7 +279,7 @@ def given_parameters(source: str) -> dict[str, str]:
     It doesn't say how many tokens a step had, and on which data.
     """
     with suppress(UserError):
-        return NO_PARAMETERS | named_parameters(parse(source.partition("@")[0].rsplit("/", 1)[-1]))
+        return NO_PARAMETERS | named_parameters(parse_name(source.partition("@")[0].rsplit("/", 1)[-1]))
     return NO_PARAMETERS
 
 

@@ -132,7 +132,7 @@ def _show_pages(file: AnyFile, place: Place) -> None:
     gauge("mlmclm_study_info").set(1, tags={label: ascii_label(value) for label, value in tags.items()})
 
 
-def compute(sweep: StudySweep, session: Session, *, wait_for_nodes: float = SECONDS_FOR_NODES) -> SweepOutcome:
+def compute_missing(sweep: StudySweep, session: Session, *, wait_for_nodes: float = SECONDS_FOR_NODES) -> SweepOutcome:
     """Compute the missing cells of a sweep; open a Ray session only if there are any.
 
     Models that the study trained are verified first, if cells of theirs are missing.

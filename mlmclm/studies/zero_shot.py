@@ -20,12 +20,12 @@ from mlmclm.evaluation.evaluations import (
     evaluation_key,
     filed_as,
     find_or_compute,
-    named,
+    under_names,
 )
 from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar, say
 from mlmclm.reports.study_facts import ZeroShotFacts
-from mlmclm.studies.place import Place, place_of
+from mlmclm.studies.place import Place, open_place
 from mlmclm.studies.study_file import AnyFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.find_model import find_model
@@ -118,7 +118,7 @@ def zero_shot_results(run: Mapping[str, Any], store: Path) -> list[dict[str, Any
     results_store, chances = Evaluations(store), run.get("zero_shot_chances", {})
     evaluations = [(entry, results_store.find(entry["key"])) for entry in run.get("evaluations", ())]
     return [
-        named(result, entry["model"], entry["task"], chances.get(entry["task"], {}))
+        under_names(result, entry["model"], entry["task"], chances.get(entry["task"], {}))
         for entry, result in evaluations
         if result is not None
     ]
@@ -198,7 +198,7 @@ def evaluate(
     Raises:
         UserError: there is nothing to evaluate on, or an argument or a model is wrong.
     """
-    place = place_of(**folders)
+    place = open_place(**folders)
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     from mlmclm.evaluation.language_model import scoring_of
 

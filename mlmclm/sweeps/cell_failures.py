@@ -72,7 +72,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure.CRASH
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error in one line; for the error of a Ray task, describe what the task raised."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, MlmclmError):
@@ -91,7 +91,7 @@ class FailureNote:
 
     key: str
     reason: str
-    """One line, as `describe` gives it."""
+    """One line, as `describe_error` gives it."""
     kind: str
     """Class of the failure, which bounds its retries: `crash`, `out of memory`, `lost node`, `user error`, ..."""
     count: int
@@ -122,7 +122,7 @@ def forget(cells: Path | ObjectPath, key: str) -> None:
     _path(cells, key).unlink(missing_ok=True)
 
 
-def failures(cells: Path | ObjectPath) -> dict[str, FailureNote]:
+def failure_notes(cells: Path | ObjectPath) -> dict[str, FailureNote]:
     """Return all notes by the key of their cell; a file that cannot be read is left out."""
     folder = cells / FOLDER
     notes = [_read(path) for path in folder.iterdir() if path.suffix == ".json"] if folder.is_dir() else []

@@ -152,7 +152,7 @@ def result_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequenc
     )
 
 
-def named(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
+def named_result(result: dict[str, Any], cell: Cell | ListedCell) -> dict[str, Any]:
     """Return a result under the cell's names of model and setting, and with its task's main metric.
 
     A key ignores these three, so the result may have been filed by another study, or by this one before it changed its

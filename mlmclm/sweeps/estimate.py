@@ -22,7 +22,7 @@ from mlmclm.cluster.placement import Cluster, cell_bundle, places_now
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.run import run_cell
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.progress import say, say_once
 from mlmclm.results.intervals import all_equal, student
 from mlmclm.storage.files import read_json, stable_hash, write_json
@@ -70,7 +70,7 @@ def places_here(space: Space) -> int:
     return max(1, min(places, space.max_concurrent or places))
 
 
-def estimate(
+def estimate_time(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
     """Estimate the time of a sweep's missing cells; measures models that have too few results on this device.
@@ -133,7 +133,7 @@ def _measured(cell: Cell, device: str, store: Path, data_root: Path | None) -> l
     if path.is_file():
         return [float(value) for value in read_json(path)["seconds"]]
     say(f"measuring {cell.model} on {device}")
-    prepare(shapes_of([cell]), say_once)
+    compile_kernels(shapes_of([cell]), say_once)
     ends: list[float] = []
 
     def on_step(step: int, steps: int, loss: float) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mlmclm.errors import UserError, meant, meant_path, unknown
 from mlmclm.models.folder import weights_hashes
-from mlmclm.models.sources import HUB_NAME, fetch, hub_hint, local_folder
-from mlmclm.storage.checksums import CHECKSUMS, noted
+from mlmclm.models.sources import HUB_NAME, fetch_source, hub_hint, local_folder
+from mlmclm.storage.checksums import CHECKSUMS, has_checksums
 from mlmclm.storage.files import hash_file
 from mlmclm.sweeps.cells import SweepModel
 
@@ -36,7 +36,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
             by_name.setdefault(name, {}).setdefault(identity, (study, folder.resolve()))
     owner = model.partition("/")[0]
     if model not in by_name and HUB_NAME.fullmatch(model) and not (store / "studies" / owner / "models").is_dir():
-        folder = fetch(model)
+        folder = fetch_source(model)
         return model_in(folder, Path(model).name)
     if model not in by_name:
         names = [name for name in by_name if "/" not in name]
@@ -59,7 +59,7 @@ def model_in(folder: Path, name: str) -> SweepModel:
 
 def identity_of(folder: Path) -> object:
     """Return a value that is equal for two folders of the same export: studies share models, but not their folders."""
-    return hash_file(folder / CHECKSUMS) if noted(folder) else folder.resolve()
+    return hash_file(folder / CHECKSUMS) if has_checksums(folder) else folder.resolve()
 
 
 def models_of_study(study: str, store: Path) -> list[str]:

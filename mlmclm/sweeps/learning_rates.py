@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, WrapValidator
 
-from mlmclm.configuration import Frozen, Role, parse
+from mlmclm.configuration import Frozen, Role, parse_config
 from mlmclm.errors import UserError
 
 MOST_ADDED, MOST_STATED = 3, 10
@@ -50,7 +50,7 @@ class ExtendedRates(Frozen):
     """Whether to add rates; a number is the most at each end, in place of 3."""
 
 
-def further(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float, ...]:
+def next_rates(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float, ...]:
     """Return the next rates beyond the highest or the lowest one by the list's own step, the nearest first.
 
     If the list repeats itself in each decade (1e-5, 2e-5, 5e-5, 1e-4, ...) or at another constant factor, that pattern is
@@ -103,12 +103,12 @@ class RateGrid(tuple[float, ...]):
     @property
     def lower(self) -> tuple[float, ...]:
         """The rates that may be added below the lowest, in this order."""
-        return further(self, self.most, higher=False)
+        return next_rates(self, self.most, higher=False)
 
     @property
     def higher(self) -> tuple[float, ...]:
         """The rates that may be added above the highest, in this order."""
-        return further(self, self.most, higher=True)
+        return next_rates(self, self.most, higher=True)
 
     @property
     def widest(self) -> RateGrid:
@@ -128,7 +128,7 @@ def read_rates(value: Any, handler: Callable[[Any], tuple[float, ...]]) -> RateG
     most = value.most if isinstance(value, RateGrid) else 0
     if isinstance(value, Mapping):
         try:
-            extended = parse(ExtendedRates, dict(value), where="rates")
+            extended = parse_config(ExtendedRates, dict(value), where="rates")
         except UserError as error:
             raise ValueError(str(error).rstrip(".")) from error
         most = MOST_ADDED if extended.extend is True else int(extended.extend)

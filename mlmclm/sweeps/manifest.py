@@ -45,7 +45,7 @@ def write_manifest(folder: Path, name: str, planned: Planned) -> None:
     value = {
         "name": name,
         "planned": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed(planned.cells)],
+        "cells": [{**asdict(cell), "seed": seed_value(cell.seed)} for cell in listed_cells(planned.cells)],
         "waiting": planned.waiting,
         **({"to_come": planned.to_come} if planned.to_come else {}),
     }
@@ -53,7 +53,7 @@ def write_manifest(folder: Path, name: str, planned: Planned) -> None:
     send_file(folder / FILE)
 
 
-def listed(cells: Iterable[Cell]) -> tuple[ListedCell, ...]:
+def listed_cells(cells: Iterable[Cell]) -> tuple[ListedCell, ...]:
     """Return the cells as a manifest lists them."""
     return tuple(
         ListedCell(

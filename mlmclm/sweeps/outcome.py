@@ -7,7 +7,7 @@ from typing import Any
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell
-from mlmclm.sweeps.cell_failures import describe
+from mlmclm.sweeps.cell_failures import describe_error
 from mlmclm.sweeps.cells import cell_name
 
 
@@ -47,5 +47,5 @@ class SweepOutcome:
         skipped = f" {len(self.not_run)} cells were not tried." if self.not_run else ""
         kind = UserError if all(isinstance(error, UserError) for _, error in self.failed) else EnvironmentFault
         raise kind(
-            f"{len(names)} of {total} cells failed: {listed}.{skipped} {kept}\nFirst error: {describe(first)}"
+            f"{len(names)} of {total} cells failed: {listed}.{skipped} {kept}\nFirst error: {describe_error(first)}"
         ) from first

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mlmclm.configuration import Enters, Frozen, Role, described_as, load_config, parse
+from mlmclm.configuration import Enters, Frozen, Role, described_as, load_config, parse_config
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.results.metrics import Rule
-from mlmclm.storage.packaged import PROTOCOLS, packaged_or_own
+from mlmclm.storage.packaged import PROTOCOLS, packaged_or_path
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.tasks.declaration import MetricFamily
@@ -111,7 +111,7 @@ class TaskProtocols(Frozen):
         overrides = self.per_task.get(task)
         if not overrides:
             return self.protocol
-        return parse(Protocol, overridden(self.protocol.model_dump(), overrides), where=f"per_task.{task}")
+        return parse_config(Protocol, overridden(self.protocol.model_dump(), overrides), where=f"per_task.{task}")
 
     def settings_for(self, task: str) -> dict[str, Protocol]:
         """Return a task's protocol at each point of its grid, by the point's name: `weight decay 1e-06, epochs 2`.
@@ -132,7 +132,7 @@ class TaskProtocols(Frozen):
 def _points(protocol: Protocol, axes: Mapping[str, tuple[Any, ...]], where: str) -> dict[str, Protocol]:
     points = {}
     for values in itertools.product(*axes.values()):
-        point = parse(Protocol, {**protocol.model_dump(), **dict(zip(axes, values, strict=True))}, where=where)
+        point = parse_config(Protocol, {**protocol.model_dump(), **dict(zip(axes, values, strict=True))}, where=where)
         points[", ".join(_named(point, axis) for axis in axes)] = point
     return points
 
@@ -168,7 +168,7 @@ def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> Pr
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.
     """
-    return load_config(ProtocolFile, packaged_or_own("protocol", name_or_path, PROTOCOLS, beside))
+    return load_config(ProtocolFile, packaged_or_path("protocol", name_or_path, PROTOCOLS, beside))
 
 
 def with_protocol(space: Any, beside: Path | None = None) -> Any:

@@ -34,10 +34,10 @@ from mlmclm.storage.checksums import sealed, set_aside, unsealed
 from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
 from mlmclm.storage.leases import Holder, Leases, ObjectLeases
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, parsed, size_of
+from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, file_size, parsed
 from mlmclm.storage.retrying import Availability
 from mlmclm.sweeps.cell_failures import forget
-from mlmclm.sweeps.cells import ListedCell, named
+from mlmclm.sweeps.cells import ListedCell, named_result
 from mlmclm.sweeps.results_place import results_root
 
 EXAMPLES = "examples_sha256"
@@ -292,14 +292,14 @@ class ResultsStore:
         return [cell for key, cell in unique.items() if not self.path(key).exists()]
 
     def results(self, cells: Iterable[Cell | ListedCell]) -> list[dict[str, Any]]:
-        """Return the results of the cells that have one, in order, each under the names of its cell (`named`).
+        """Return the results of the cells that have one, in order, each under the names of its cell (`named_result`).
 
         Raises:
             UserError: a file is damaged.
         """
         keyed = [(cell.key if isinstance(cell, ListedCell) else cell_key(cell), cell) for cell in cells]
         results = self.find_all(key for key, _ in keyed)
-        return [named(results[key], cell) for key, cell in keyed if key in results]
+        return [named_result(results[key], cell) for key, cell in keyed if key in results]
 
     def find_all(self, keys: Iterable[str], *, listed: bool = False) -> dict[str, dict[str, Any]]:
         """Return the existing results with these keys, by key; one error names all damaged files.
@@ -370,14 +370,14 @@ class StoredResult(Artifact):
     def files(self) -> Iterator[Piece]:
         """Yield the result and its examples."""
         path = self.results_store.path(self.key)
-        yield Piece(self.kind, self.again, str(path), size_of(path), self._seal_damage)
+        yield Piece(self.kind, self.again, str(path), file_size(path), self._seal_damage)
         yield self.examples()
 
     def examples(self) -> Piece:
         """Return the file of its examples, whose checksum is in the result."""
         path, examples = self.results_store.path(self.key), self.results_store.examples_path(self.key)
         check = partial(described_damage, path, examples, EXAMPLES)
-        return Piece("examples", self.again, str(examples), size_of(examples), check)
+        return Piece("examples", self.again, str(examples), file_size(examples), check)
 
     def remove(self) -> None:
         """Delete it and its examples."""

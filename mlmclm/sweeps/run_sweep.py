@@ -16,18 +16,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.cluster.placement import SMALLER, amounts, check_place, describe, device_of
+from mlmclm.cluster.placement import SMALLER, amounts, check_place, describe_cluster, device_of
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.numbers import plural
 from mlmclm.progress import say, say_once
 from mlmclm.registry import shipment
 from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cell_failures import record
-from mlmclm.sweeps.cells import cell_name, named
+from mlmclm.sweeps.cells import cell_name, named_result
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -85,7 +85,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
 
     def announce(key: str, take: Callable[[dict[str, Any]], object]) -> None:
         for cell in names_of[key]:
-            result = named(results[key], cell)
+            result = named_result(results[key], cell)
             take(result)
             if options.on_result is not None:
                 options.on_result(result)
@@ -111,7 +111,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
             errors, computed, grids = _run_trials(missing, options, results_store, progress, on_filed)
             await_visible([cell for key, cell in missing.items() if key in results], results_store)
     return SweepOutcome(
-        results=[named(results[key], cell) for cell in cells if (key := cell_key(cell)) in results],
+        results=[named_result(results[key], cell) for cell in cells if (key := cell_key(cell)) in results],
         computed=computed,
         reused=len(results) - computed,
         failed=[(cell, errors[key]) for key, cell in missing.items() if key in errors],
@@ -136,7 +136,7 @@ def _run_trials(
     import ray
     from ray import tune
 
-    from mlmclm.cluster.cluster import await_nodes, cluster_view, waits_said
+    from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
     from mlmclm.cluster.placement import places_now
     from mlmclm.cluster.ray_cluster import check_node, computes_here
     from mlmclm.sweeps.shared_cluster import SharedCluster
@@ -153,7 +153,7 @@ def _run_trials(
     check_place("A cell", resources, view(), remedy=SMALLER)
     # Compile kernels once now, rather than in the workers that will start on this machine.
     if computes_here():
-        prepare(shapes_of(missing.values()), say_once, device_of(resources))
+        compile_kernels(shapes_of(missing.values()), say_once, device_of(resources))
     errors, computed, grids = dict[str, Exception](), 0, list["ResultGrid"]()
     failures = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
     left = dict(missing)
@@ -162,7 +162,7 @@ def _run_trials(
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(options.store, ".tune-") as storage,
         progress.shown(),
-        waits_said("fine-tuning", view, all_of_them=True),
+        report_waits("fine-tuning", view, all_of_them=True),
         shared.followed(),
         _unless_set(TUNE_ENVIRONMENT),
         # `SweepTrials` reports errors in one line each; Tune and Train would log their tracebacks as well.
@@ -232,7 +232,7 @@ def _run_trials(
                 if not shared.has_nodes:
                     raise EnvironmentFault(
                         f"Waited {options.wait_for_nodes:g} s (--wait-for-nodes), and no node has {amounts(resources)} for a cell: "
-                        f"{describe(view())}. All results are kept: run the same command again when the nodes are back."
+                        f"{describe_cluster(view())}. All results are kept: run the same command again when the nodes are back."
                     )
     return errors, computed, grids
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from mlmclm.configuration import Enters, Role, described_as, parse, read_yaml
+from mlmclm.configuration import Enters, Role, described_as, parse_config, read_yaml
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.seeds import Seed
-from mlmclm.storage.packaged import SPACES, packaged_or_own
+from mlmclm.storage.packaged import SPACES, packaged_or_path
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.learning_rates import LearningRates, without_duplicates
 from mlmclm.sweeps.protocols import Changes, TaskProtocols, with_protocol
@@ -145,7 +145,7 @@ class Space(TaskProtocols):
         changes = self.per_model.get(model, {})
         protocol = overridden(self.protocol.model_dump(), changes)
         update = {
-            "protocol": parse(Protocol, protocol, where=f"per_model.{model}"),
+            "protocol": parse_config(Protocol, protocol, where=f"per_model.{model}"),
             "per_task": {task: overridden(settings, changes) for task, settings in self.per_task.items()},
             "per_model": {},
         }
@@ -216,12 +216,12 @@ def find_space(
     if isinstance(given, Mapping):
         where, folder, values = "space", beside, dict(given)
     else:
-        path = packaged_or_own("search space", given, SPACES, beside)
+        path = packaged_or_path("search space", given, SPACES, beside)
         where, folder, values = str(path), path.parent, read_yaml(path)
     context = {"folder": folder}
     if seeds is not None:
         values["seeds"] = seeds
-    space = parse(Space, values, where=where, context=context)
+    space = parse_config(Space, values, where=where, context=context)
     if tasks is None and not per_task and not per_model:
         return space
     # Parsed again, because what a named protocol contributes depends on the tasks.
@@ -236,4 +236,4 @@ def find_space(
             name: overridden(base[name], changes) if name in base else changes for name, changes in overrides.items()
         }
     where = f"{where}, with what the study or sweep changes" if per_task or per_model else where
-    return parse(Space, values, where=where, context=context)
+    return parse_config(Space, values, where=where, context=context)

@@ -14,7 +14,7 @@ from mlmclm.errors import UserError, unknown
 from mlmclm.results.metrics import metric_parts, value_of
 from mlmclm.seeds import Seeds
 from mlmclm.storage.leases import Holder
-from mlmclm.sweeps.cell_failures import FailureNote, failures
+from mlmclm.sweeps.cell_failures import FailureNote, failure_notes
 from mlmclm.sweeps.cells import ListedCell
 from mlmclm.sweeps.manifest import Manifest
 from mlmclm.sweeps.results_store import ResultsStore
@@ -214,7 +214,7 @@ class Watch:
         # Leases first: a cell whose lease ends in between has its result by then.
         holders = self._results_store.holders()
         damages = self._read(self._results_store.keys())
-        failed = failures(self._results_store.folder)
+        failed = failure_notes(self._results_store.folder)
         states = []
         for cell in self._manifest.cells:
             result, holder = self._results.get(cell.key), holders.get(cell.key)

@@ -18,7 +18,7 @@ from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
-from mlmclm.sweeps.cell_failures import Failure, describe, failure_of
+from mlmclm.sweeps.cell_failures import Failure, describe_error, failure_of
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -239,7 +239,9 @@ class SweepTrials:
             # the sweep goes on: a single bad node must not end it.
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS and not self._busy:
-                self.broken = self.broken or EnvironmentFault(f"workers of the sweep do not start: {describe(error)}")
+                self.broken = self.broken or EnvironmentFault(
+                    f"workers of the sweep do not start: {describe_error(error)}"
+                )
                 self.fault = True
         training = asked.trainings[0]
         if asked.since is None or error is None:
@@ -263,15 +265,15 @@ class SweepTrials:
         if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
             self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
             self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
-        failures.append({"failure": str(failure), "error": describe(error)})
+        failures.append({"failure": str(failure), "error": describe_error(error)})
         times, bound = sum(earlier["failure"] == failure for earlier in failures), self._retries.bound(failure)
         if times > bound:
             self._failed(training, error, failure, node)
             return
         for key in training.keys:
-            self._on_failure(key, describe(error), failure, node)
+            self._on_failure(key, describe_error(error), failure, node)
         self._waiting.appendleft(training)
-        message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe(error)})"
+        message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe_error(error)})"
         self._progress.retried(training.first, message)
         for cell in list(training.cells.values())[1:]:
             self._progress.given_back(cell)
@@ -359,13 +361,13 @@ class SweepTrials:
         for key, result in filed.items():
             self._progress.finished(left.pop(key), result["status"])
         if len(training.cells) > 1 and not self.fault:
-            self._progress.note(f"{training.name} failed: {describe(error)}; its cells are computed one by one")
+            self._progress.note(f"{training.name} failed: {describe_error(error)}; its cells are computed one by one")
             for key, cell in left.items():
                 self._waiting.appendleft(Training({key: cell}))
                 self._progress.given_back(cell)
             return
         for key, cell in left.items():
             self.errors[key] = error
-            self._on_failure(key, describe(error), kind, node)
+            self._on_failure(key, describe_error(error), kind, node)
             self._progress.finished(cell, "failed")
-            self._progress.note(f"{cell_name(cell)} failed: {describe(error)}")
+            self._progress.note(f"{cell_name(cell)} failed: {describe_error(error)}")

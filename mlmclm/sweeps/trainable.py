@@ -26,12 +26,12 @@ from mlmclm.cluster.placement import device_of, no_gpu
 from mlmclm.errors import EnvironmentFault, MissingBucket, MlmclmError, StorageFault, UserError
 from mlmclm.finetuning.cell import CELL_THREADS, Cell, cell_key, shapes_of
 from mlmclm.finetuning.kept import KeptEncoder
-from mlmclm.models.warm_up import prepare
+from mlmclm.models.warm_up import compile_kernels
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import seed_value
 from mlmclm.storage.addresses import address_of
 from mlmclm.storage.retrying import NoAnswer
-from mlmclm.sweeps.cells import cell_name, named
+from mlmclm.sweeps.cells import cell_name, named_result
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import KeptWeights
 from mlmclm.sweeps.trainings import Training
@@ -45,7 +45,7 @@ from mlmclm.sweeps.trial import (
     USER_ERROR,
     WAITING,
     SweepTrial,
-    sweep_of,
+    trial_source,
 )
 
 SECONDS_BETWEEN_SIGNS = 5.0
@@ -74,7 +74,7 @@ class Finetune(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Return the space's `cpus_per_cell` and `gpus_per_cell`; `tune.with_resources` sets others."""
-        return tune.PlacementGroupFactory([dict(sweep_of(config).bundle())])
+        return tune.PlacementGroupFactory([dict(trial_source(config).bundle())])
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepare the trial without beginning it, so that its errors are raised by the first step."""
@@ -128,7 +128,7 @@ class Finetune(tune.Trainable):
 
     def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
         """Yield the reports of the trial, without the first `skipped` ones, but always its last one."""
-        trial: SweepTrial = sweep_of(self.config).trial(self.config)
+        trial: SweepTrial = trial_source(self.config).trial(self.config)
         self._store, self._data_root = trial.store, trial.data_root
         self._results_store = ResultsStore(trial.store)
         resources = self.trial_resources
@@ -193,7 +193,7 @@ class Finetune(tune.Trainable):
         # Compile kernels before any cell of a model is timed; the driver has done so only for its own machine.
         kind = training.first.model_folder, training.first.protocol.precision
         if kind not in self._prepared:
-            prepare(shapes_of([training.first]), print, self._device)
+            compile_kernels(shapes_of([training.first]), print, self._device)
         self._prepared.add(kind)
 
     def _run(
@@ -323,7 +323,7 @@ class Finetune(tune.Trainable):
 
     def __repr__(self) -> str:
         # Ray shows an actor by its first repr for ever. A sweep's actors have many trials, and their logs name these.
-        return str(self.trial_name) if getattr(sweep_of(self.config), "by_itself", True) else type(self).__name__
+        return str(self.trial_name) if getattr(trial_source(self.config), "by_itself", True) else type(self).__name__
 
 
 class KeepEncoders(Finetune):
@@ -351,7 +351,7 @@ def _on_results(training: Training, results: Mapping[str, dict[str, Any]], compu
     steps, by_task = list[int](), list[tuple[str, dict[str, Any]]]()
     for key, cell in training.cells.items():
         if key in results:
-            result = named(results[key], cell)
+            result = named_result(results[key], cell)
             scores = result["scores"] or {}
             entries = {
                 "score": value_of(scores["validation"], result["metric"]) if scores else math.nan,

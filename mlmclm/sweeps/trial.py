@@ -111,7 +111,7 @@ class SweepTrial:
         return self
 
 
-def sweep_of(config: Mapping[str, Any]) -> Any:
+def trial_source(config: Mapping[str, Any]) -> Any:
     """Return what makes the trial of a config: a `SweepTrial`, or a `TunedSweep` of `mlmclm.tune.param_space`.
 
     Raises:

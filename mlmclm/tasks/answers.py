@@ -38,7 +38,7 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def study_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
+def study_answer_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
     """Compute the study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
 
     A set is given by its first and last token within the passage; None is the empty one. Two empty sets have F1 1, as

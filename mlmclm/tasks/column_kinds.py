@@ -27,7 +27,7 @@ _ID_NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class KnownColumn:
+class ColumnKind:
     """A column of a table.
 
     Attributes:
@@ -64,7 +64,7 @@ def plain_columns(table: pa.Table, where: object) -> pa.Table:
     return table
 
 
-def kinds_of(table: pa.Table) -> dict[str, KnownColumn]:
+def kinds_of(table: pa.Table) -> dict[str, ColumnKind]:
     """Return the kind of each column of a table, by its name."""
     return {name: _inspect(name, table[name]) for name in table.column_names}
 
@@ -76,7 +76,7 @@ def missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def as_number(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """Return a finite number, also one that is written as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -87,40 +87,40 @@ def as_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _inspect(name: str, column: pa.ChunkedArray) -> KnownColumn:
+def _inspect(name: str, column: pa.ChunkedArray) -> ColumnKind:
     kind = column.type
     if _is_answers(kind):
-        return KnownColumn(name, "answers")
+        return ColumnKind(name, "answers")
     cells = column.to_pylist()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         if pa.types.is_nested(kind.value_type) or any(cell is not None and len(cell) > 1 for cell in cells):
-            return KnownColumn(name, "list")
+            return ColumnKind(name, "list")
         cells = [cell[0] if cell else None for cell in cells]  # a list of one value is that value, an empty one a gap
     values = [value for value in cells if not missing(value)]
     if not values:
-        return KnownColumn(name, "empty")
+        return ColumnKind(name, "empty")
     if not isinstance(values[0], str | int | float):
-        return KnownColumn(name, "other")
+        return ColumnKind(name, "other")
     different = len(set(values))
-    numbers = [as_number(value) for value in values]
+    numbers = [finite_number(value) for value in values]
     if all(number is not None for number in numbers):
         return _numeric(name, [number for number in numbers if number is not None], different)
     if isinstance(values[0], bool):
-        return KnownColumn(name, "class", different)
+        return ColumnKind(name, "class", different)
     words = sum(len(str(value).split()) for value in values) / len(values)
     if different == len(values) and words <= 1 and (_ID_NAME.fullmatch(name) or len(values) > ROWS_A_CLASS):
-        return KnownColumn(name, "id", different)
+        return ColumnKind(name, "id", different)
     classes = different <= MOST_CLASSES and different * ROWS_A_CLASS <= len(values) and words <= CLASS_WORDS
-    return KnownColumn(name, "class" if classes else "text", different)
+    return ColumnKind(name, "class" if classes else "text", different)
 
 
-def _numeric(name: str, numbers: list[float], different: int) -> KnownColumn:
+def _numeric(name: str, numbers: list[float], different: int) -> ColumnKind:
     whole = all(number == int(number) for number in numbers)
     steps = all(later - earlier == 1 for earlier, later in pairwise(numbers))
     if whole and (_ID_NAME.fullmatch(name) or (len(numbers) > ROWS_A_CLASS and steps)):
-        return KnownColumn(name, "id", different, whole)
+        return ColumnKind(name, "id", different, whole)
     classes = whole and different <= MOST_WHOLE_CLASSES and different * ROWS_A_CLASS <= len(numbers)
-    return KnownColumn(name, "class" if classes else "number", different, whole)
+    return ColumnKind(name, "class" if classes else "number", different, whole)
 
 
 def _is_answers(kind: pa.DataType) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError, cut, meant, unknown
+from mlmclm.errors import UserError, clipped, meant, unknown
 from mlmclm.results.measures import Array
 from mlmclm.tasks.declaration import Task
 
@@ -95,7 +95,7 @@ class Columns:
         if self.untyped and _is_text(column.type) and (canonical in IDS or kind != pa.string()):
             column = _filled(column)
         if pa.types.is_floating(kind) and (names := self.carried(canonical)):
-            column = named(column, names)  # the class 4 may have the number 0
+            column = as_class_names(column, names)  # the class 4 may have the number 0
         # pyarrow would cast numbers and dates to text without complaint; in a text column they are a mistake.
         if kind == pa.string() and not _is_text(column.type):
             if canonical in IDS and pa.types.is_integer(column.type):
@@ -116,7 +116,7 @@ class Columns:
     def _no_number(self, canonical: str, column: pa.Array) -> UserError:
         row, text = next((row, text) for row, text in enumerate(column.to_pylist()) if not _is_number(text))
         return UserError(
-            f"{self.where}: row {row}: the column {self.own_name(canonical)!r} holds {cut(text, 60)!r}, not a number."
+            f"{self.where}: row {row}: the column {self.own_name(canonical)!r} holds {clipped(text, 60)!r}, not a number."
         )
 
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, 
     return names
 
 
-def named(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> pa.Array:
+def as_class_names(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> pa.Array:
     """Return a column of class numbers, or of lists of them, as text; numbers outside the names stay as they are."""
     number = dict(enumerate(names))
 

@@ -42,7 +42,7 @@ class SourceTable(Frozen):
 def _form(value: Any) -> str:
     """Return which form of a split is meant, so that an error is about this form only.
 
-    `configuration.parse` leaves tags in angle brackets out of its messages.
+    `configuration.parse_config` leaves tags in angle brackets out of its messages.
     """
     if isinstance(value, str):
         return "<name>"

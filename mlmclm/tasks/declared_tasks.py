@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from mlmclm.configuration import parse, read_yaml
+from mlmclm.configuration import parse_config, read_yaml
 from mlmclm.errors import UserError, unknown
-from mlmclm.registry import KINDS, Registry, said_of, say_left_out
+from mlmclm.registry import KINDS, Registry, describe_entry_point, report_left_out
 from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
@@ -50,7 +50,7 @@ def _read(files: Iterable[Path], declared: Declared) -> Declared:
             content = read_yaml(file)
             if isinstance(content, dict) and isinstance(content.get("name"), str):
                 names = {content["name"]}
-            task = parse(Task, content, where=str(file))
+            task = parse_config(Task, content, where=str(file))
             if task.name in tasks:
                 raise UserError(f"{file}: the task {task.name!r} is already declared by {tasks[task.name][1]}.")
             tasks[task.name] = (task, file)
@@ -73,15 +73,15 @@ def _installed() -> Declared:
             spec = None
         folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
         if not folders:
-            say_left_out(
-                f"{said_of(point)}: {point.value!r} is not a package that is installed; it must name the package whose folder holds "
+            report_left_out(
+                f"{describe_entry_point(point)}: {point.value!r} is not a package that is installed; it must name the package whose folder holds "
                 "the YAML files."
             )
         for folder in folders:
             declared = _read(folder.glob("*.yaml"), declared)
     for bad in declared.broken:
         if bad.names & ours.tasks.keys():
-            say_left_out(bad.reason)
+            report_left_out(bad.reason)
     return Declared(declared.tasks, tuple(replace(bad, names=bad.names - ours.tasks.keys()) for bad in declared.broken))
 
 
@@ -122,7 +122,7 @@ def task_names() -> list[str]:
     return list(find_tasks())
 
 
-def own_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
+def user_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
     """Return the files of those tasks that the user's folders declare, by the task's name."""
     declared = _declared(folders).tasks
     return {name: declared[name][1] for name in names if name in declared and declared[name][1].parent in folders}

@@ -13,7 +13,7 @@ SHARES = (0.1, 0.2)
 """The shares of validation and test."""
 
 
-def groups_of(*keys: Sequence[str]) -> Array:
+def row_groups(*keys: Sequence[str]) -> Array:
     """Return the number of each row's group, int64 [rows]: rows with an equal key, directly or through others, share one.
 
     Args:
@@ -35,7 +35,7 @@ def groups_of(*keys: Sequence[str]) -> Array:
     return np.array([root(row) for row in range(rows)], dtype=np.int64)
 
 
-def held_out(groups: Array, keys: Sequence[str], strata: Sequence[str], share: float, *, seed: int) -> Array:
+def held_out_rows(groups: Array, keys: Sequence[str], strata: Sequence[str], share: float, *, seed: int) -> Array:
     """Return which rows are held out, bool [rows]: whole groups, about this share of the rows of each stratum.
 
     Groups are taken in the order of a hash of their first key and the seed, so the order of the rows doesn't matter. A

@@ -19,7 +19,7 @@ import pyarrow.compute
 
 from mlmclm.errors import UserError
 from mlmclm.results.examples import GROUP
-from mlmclm.results.measures import Array, Measure, WeightedMean, of_all
+from mlmclm.results.measures import Array, Measure, WeightedMean, full_score
 from mlmclm.results.metrics import metric_parts
 from mlmclm.tasks.columns import Columns, TaskData, check_filled
 from mlmclm.tasks.declaration import FAMILIES, Judged, SourceTable, Task
@@ -226,7 +226,7 @@ class Family:
         """Compute the `metrics` of a split from all its examples; by default those of `measures`."""
         numbers = numeric(examples)
         measures = cls.measures(numbers, classes)
-        return {name: of_all(score, numbers) for name, score in measures.items() if name in cls.metrics}
+        return {name: full_score(score, numbers) for name, score in measures.items() if name in cls.metrics}
 
     @classmethod
     def measured(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:

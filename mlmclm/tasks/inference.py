@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from mlmclm.errors import UserError, cut, unknown
+from mlmclm.errors import UserError, clipped, unknown
 from mlmclm.storage.data_files import DELIMITERS, kind_of
-from mlmclm.tasks.column_kinds import MOST_CLASSES, KnownColumn, as_number, kinds_of, missing
+from mlmclm.tasks.column_kinds import MOST_CLASSES, ColumnKind, finite_number, kinds_of, missing
 from mlmclm.tasks.declaration import FAMILIES
 
 CLASSES, NUMBERS, TAGS, ANSWERS, SEARCH = (
@@ -94,10 +94,10 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
         for name in names:
             if name is not None and name not in table.column_names:
                 raise unknown("column", name, table.column_names, where=f"{where}: {option}")
-    rows = [name for name in table.column_names if len(name.split()) > 6 or as_number(name) is not None]
+    rows = [name for name in table.column_names if len(name.split()) > 6 or finite_number(name) is not None]
     if rows and kind_of(Path(str(where))) in DELIMITERS:
         raise UserError(
-            f"{where}: its first line seems to be a row, as it has {cut(rows[0], 60)!r} where a column's name is expected. Put a line with the "
+            f"{where}: its first line seems to be a row, as it has {clipped(rows[0], 60)!r} where a column's name is expected. Put a line with the "
             "columns' names above it."
         )
     columns = _Columns(kinds_of(table), overrides, str(where))
@@ -115,7 +115,7 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
 class _Columns:
     """The columns of a table and the user's overrides, from which roles are filled."""
 
-    kinds: Mapping[str, KnownColumn]
+    kinds: Mapping[str, ColumnKind]
     overrides: Overrides
     where: str
 
@@ -291,7 +291,8 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
             try:
                 row[role] = read[reading.family](role, value)
             except ValueError as error:
-                raise UserError(f"{where}: column {reading.columns[role]!r}, row {number + 1}: {error} (got {cut(str(value), 60)!r}).") from error  # fmt: skip
+                place = f"{where}: column {reading.columns[role]!r}, row {number + 1}"
+                raise UserError(f"{place}: {error} (got {clipped(str(value), 60)!r}).") from error
         else:
             why = _unfit(reading.family, row)
             left.update([why] if why else [])
@@ -312,7 +313,7 @@ def check_labels(table: pa.Table, family: str, where: object) -> None:
     counts = Counter(table["label"].to_pylist())
     if len(counts) == 1:
         raise UserError(
-            f"{where}: all {table.num_rows:,} rows have the label {cut(str(next(iter(counts))), 60)!r}; two different ones are needed."
+            f"{where}: all {table.num_rows:,} rows have the label {clipped(str(next(iter(counts))), 60)!r}; two different ones are needed."
         )
     if family == CLASSES and len(counts) > MOST_CLASSES and len(counts) * 2 > table.num_rows:
         raise UserError(
@@ -344,7 +345,7 @@ def _label(value: object) -> str:
 
 
 def _number(value: object) -> float:
-    number = as_number(value)
+    number = finite_number(value)
     if number is None:
         raise ValueError("not a finite number")
     return number
@@ -396,7 +397,7 @@ def _check_lengths(rows: Sequence[Mapping[str, Any]], where: object) -> None:
     for row in rows:
         if len(row["tokens"]) != len(row["tags"]):
             raise UserError(
-                f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {cut(' '.join(row['tokens']), 60)!r}; every word needs one."
+                f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {clipped(' '.join(row['tokens']), 60)!r}; every word needs one."
             )
 
 

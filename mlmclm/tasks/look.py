@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.family import Family
-from mlmclm.tasks.prepared_task import Lists, check_ids
+from mlmclm.tasks.prepared_task import Lists, check_token_ids
 from mlmclm.tasks.settings import TaskSettings
 
 SAMPLE = 10_000
@@ -52,7 +52,7 @@ class TaskPreview:
     """Gold answers or tagged words, by split: how many the right tokens give back, and `of` how many."""
 
 
-def look(
+def preview_task(
     data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings, *, examples: int = 3
 ) -> TaskPreview:
     """Tokenise a sample of a task as fine-tuning would, and show a fixed random choice of training examples.
@@ -68,7 +68,7 @@ def look(
     for name, table in untruncated.items():
         for column in family.token_columns:
             if column in table.column_names and table.num_rows:
-                check_ids(table[column], Path(tokenizer.name_or_path))
+                check_token_ids(table[column], Path(tokenizer.name_or_path))
                 label = name if column == "input_ids" else f"{name} {column}"
                 lengths[label] = _lengths(family, table, column, settings)
     if data.task.pair_template is not None:

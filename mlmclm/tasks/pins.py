@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlmclm.configuration import Role
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.storage.addresses import is_here, send_file
+from mlmclm.storage.addresses import is_local, send_file
 from mlmclm.storage.checksums import read_sealed, write_sealed
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Judged, SourceTable, Task
@@ -31,7 +31,7 @@ def check_pin(task: Task, fingerprint: str, store: Path) -> None:
     # Another declaration of the same name may have different data.
     where = stable_hash(task.keyed(Role.SOURCE))[:12]
     path = store / "task-data" / f"{task.name}-{where}.json"
-    if not is_here(path):
+    if not is_local(path):
         with suppress(EnvironmentFault):  # this user may have read-only access to the store
             write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
             send_file(path)

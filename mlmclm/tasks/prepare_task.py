@@ -16,7 +16,7 @@ from mlmclm.models.sources import tokenizer_file
 from mlmclm.progress import say
 from mlmclm.results.examples import GROUP
 from mlmclm.storage.files import write_json
-from mlmclm.storage.unchanged import changed
+from mlmclm.storage.unchanged import changed_file_error
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
@@ -68,7 +68,7 @@ def prepare_data(data: TaskData, tokenizer_folder: Path, settings: TaskSettings,
     def make(folder: Path) -> None:
         tokenizer = load_tokenizer(tokenizer_folder, own_template=settings.special_tokens == "tokenizer")
         if _stored(data.task, data.fingerprint, tokenizer_folder, settings, store) != stored:
-            raise changed(tokenizer_file(tokenizer_folder))
+            raise changed_file_error(tokenizer_file(tokenizer_folder))
         _encode(data, tokenizer, settings, folder)
 
     stored.ensure(make, title=f"task {data.task.name}")

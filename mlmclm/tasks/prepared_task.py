@@ -21,7 +21,7 @@ from mlmclm import versions
 from mlmclm.errors import UserError, one_line
 from mlmclm.results.chance import Chance
 from mlmclm.results.examples import GROUP
-from mlmclm.results.measures import Array, measure, of_all
+from mlmclm.results.measures import Array, full_score, measure
 from mlmclm.results.metrics import metric_parts
 from mlmclm.storage.artifact import FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
@@ -214,14 +214,14 @@ class PreparedTask(ABC):
         for how, examples in self.blind():
             numbers = numeric(examples)
             score = measure(metric, self.kind.measured(numbers, len(self.label_names)))
-            levels.append(Chance(of_all(score, numbers), how))
+            levels.append(Chance(full_score(score, numbers), how))
         return max(levels, key=lambda level: level.score, default=None)
 
     def scores(self, examples: Examples, metric: str = "") -> dict[str, float]:
         """Compute the family's scores of a split, and those of added metrics that enter the task's `metric`."""
         classes, numbers, metrics = len(self.label_names), numeric(examples), metrics_of(self.family)
         added = {name: metrics[name].measure(numbers, classes) for name in metric_parts(metric) if name in metrics}
-        return self.kind.scores(examples, classes) | {name: of_all(score, numbers) for name, score in added.items()}
+        return self.kind.scores(examples, classes) | {name: full_score(score, numbers) for name, score in added.items()}
 
 
 class StoredPreparation(FolderArtifact):
@@ -255,10 +255,10 @@ def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSetti
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
     """Raise UserError for a damaged table, or a token id that the model in the folder, if there is one, doesn't know."""
     for _, ids in prepared.token_ids():
-        check_ids(ids, tokenizer_folder)
+        check_token_ids(ids, tokenizer_folder)
 
 
-def check_ids(ids: pa.ChunkedArray, tokenizer_folder: Path) -> None:
+def check_token_ids(ids: pa.ChunkedArray, tokenizer_folder: Path) -> None:
     """Raise UserError for a token id that the model in the folder, if there is one, doesn't know."""
     config = tokenizer_folder / "config.json"
     size = read_json(config).get("vocab_size") if config.is_file() else None

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.hub_names import check_hub_data
-from mlmclm.corpora.hub_repository import HubRepository, listed, load_at_commit
+from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
 from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
-from mlmclm.storage.data_files import DELIMITERS, files_of, instead_of, kind_of, names_in
+from mlmclm.storage.data_files import DELIMITERS, file_names_in, files_of, instead_of, kind_of
 from mlmclm.storage.files import read_json
-from mlmclm.tasks.columns import Columns, class_names, named
+from mlmclm.tasks.columns import Columns, as_class_names, class_names
 from mlmclm.tasks.declaration import Judged, SourceTable, Task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
@@ -50,7 +50,7 @@ def reader(
     return partial(_read_hub, task, folder), True
 
 
-def source_of(task: Task, store: Path, data_root: Path | None) -> str | dict[str, str]:
+def data_source(task: Task, store: Path, data_root: Path | None) -> str | dict[str, str]:
     """Return where the data of a task that has been read are: a folder, or the fields of `hub_source`."""
     generator = GENERATORS.find(task.source)
     folder = data_root / task.folder if data_root is not None and task.folder else None
@@ -95,7 +95,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
         if not files:
             raise UserError(
                 f"{folder} has no split {split!r} ({split}{', '.join(SUFFIXES)}, compressed or in the Hub's parts); "
-                f"there are: {', '.join(names_in(folders, SUFFIXES)) or '(no data files)'}.{instead_of(sorted(folder.iterdir()))}"
+                f"there are: {', '.join(file_names_in(folders, SUFFIXES)) or '(no data files)'}.{instead_of(sorted(folder.iterdir()))}"
             )
         tables = [
             read_layout(
@@ -115,7 +115,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
             # Parts that number their classes in different ways have only the names in common.
             names_of.pop(column, None)
             tables = [
-                table.set_column(table.column_names.index(column), column, named(table[column], names[column]))
+                table.set_column(table.column_names.index(column), column, as_class_names(table[column], names[column]))
                 if column in names
                 else table
                 for table, names in zip(tables, by_part, strict=True)
@@ -158,7 +158,7 @@ def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: st
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise repository.trouble(error) from error
     except (ValueError, RuntimeError) as error:
-        reason = listed(error, config_name, split)
+        reason = error_with_nearest(error, config_name, split)
         raise UserError(f"task {task.name}: {where}, split {split!r}: {reason} Or {instead[3:]}.") from error
     table = data.with_format("arrow")[:]
     names = class_names(data.features.arrow_schema.metadata)

@@ -70,7 +70,11 @@ def encode_texts(
         return columns
     end = ending(tokenizer)
     if seconds is None or template is None:
-        return {"input_ids": int_lists([closed(row, end, settings.max_length) for row in token_ids(tokenizer, texts)])}
+        return {
+            "input_ids": int_lists(
+                [with_closing_token(row, end, settings.max_length) for row in token_ids(tokenizer, texts)]
+            )
+        }
     return _joined(list(zip(texts, seconds, strict=True)), template, tokenizer, settings, end)
 
 
@@ -226,7 +230,7 @@ def _restored(
     return [(start, end) for start, end in spans.tolist()]
 
 
-def closed(ids: list[int], end: int, longest: int) -> list[int]:
+def with_closing_token(ids: list[int], end: int, longest: int) -> list[int]:
     """Return the ids followed by the closing token, truncated to `longest` tokens in all."""
     return [*ids[: longest - 1], end]
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, MODELS_TAG, USER_TAG, Writer, cut, has_models, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, MODELS_TAG, USER_TAG, Writer, cut_values, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -141,7 +141,7 @@ class BulkWriter(Writer):
             tags = self.tags(record, ids.get(record.parent_key or ""), new=new)
             rows = {
                 "runs": [self._run(run_id, record, tags)],
-                "params": _pairs(run_id, cut(record.params, LONGEST_PARAM)),
+                "params": _pairs(run_id, cut_values(record.params, LONGEST_PARAM)),
                 "tags": _pairs(run_id, {**tags, NAME_TAG: record.name}),
                 "metrics": [self._point(run_id, point) for point in dict.fromkeys(record.metrics)],
                 "latest_metrics": [self._point(run_id, point) for point in latest(record.metrics).values()],

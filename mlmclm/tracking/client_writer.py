@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut, has_models, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut_values, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -46,7 +46,7 @@ class ClientWriter(Writer):
         if record.key in self._tried:
             run = self._search(f"tags.`{KEY_TAG}` = '{record.key}'").get(record.key)
         self._tried.add(record.key)
-        params = cut(record.params, LONGEST_PARAM)
+        params = cut_values(record.params, LONGEST_PARAM)
         tags = self.tags(record, self._ids.get(record.parent_key or ""), new=run is None)
         if run is not None and _is_whole(run, record, params, tags):
             return False
@@ -71,7 +71,7 @@ class ClientWriter(Writer):
             stored = run.data.params
             changed = {f"changed.{name}": text for name, text in params.items() if stored.get(name, text) != text}
             params = {name: text for name, text in params.items() if name not in stored}
-            tags = {**tags, **cut(changed, LONGEST_TAG)}
+            tags = {**tags, **cut_values(changed, LONGEST_TAG)}
         points = [Metric(name, value, when, step) for name, value, step, when in self._lacking(run, record)]
         batches: Iterator[tuple[Sequence[Any], ...]] = zip_longest(
             chunks(points, POINTS_A_BATCH),

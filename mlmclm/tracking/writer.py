@@ -57,13 +57,13 @@ class Writer(ABC):
         """Return a record's tags, with those that link its run to the record and to the parent's run."""
         tags = {name: text.replace(EXPERIMENT_ID, self.experiment) for name, text in record.tags.items()}
         identity = {KEY_TAG: record.key, **({PARENT_TAG: parent} if parent else {}), **(_written_by() if new else {})}
-        return cut({**tags, **identity}, LONGEST_TAG)
+        return cut_values({**tags, **identity}, LONGEST_TAG)
 
     def write_beside(self, run_id: str, record: RunRecord) -> None:
         """Write the parts of a record that are not rows of its run: files, models, and tags of the experiment."""
         for path, folder in record.artifacts:
             self.client.log_artifact(run_id, str(path), folder or None)
-        for tag, value in cut(record.experiment, LONGEST_TAG).items():
+        for tag, value in cut_values(record.experiment, LONGEST_TAG).items():
             self.client.set_experiment_tag(self.experiment, tag, value)
         if _models_of(record):
             self._write_models(run_id, record)
@@ -79,7 +79,10 @@ class Writer(ABC):
             if stored.status != LoggedModelStatus.READY or not wanted.pop(stored.tags.get(KEY_TAG, ""), None):
                 self.client.delete_logged_model(stored.model_id)
         for key, model in wanted.items():
-            params, tags = cut(model.params, LONGEST_PARAM), cut({**model.tags, KEY_TAG: key}, LONGEST_TAG)
+            params, tags = (
+                cut_values(model.params, LONGEST_PARAM),
+                cut_values({**model.tags, KEY_TAG: key}, LONGEST_TAG),
+            )
             new = self.client.create_logged_model(
                 self.experiment, logged_name(model.name), run_id, tags, params, model.kind
             )
@@ -118,7 +121,7 @@ def logged_name(name: str) -> str:
     return "".join("_" if character in "/:.%\"'" else character for character in name)
 
 
-def cut(values: Mapping[str, Any], longest: int) -> dict[str, str]:
+def cut_values(values: Mapping[str, Any], longest: int) -> dict[str, str]:
     """Convert values to text, cut to the length that MLflow accepts."""
     texts = {name: str(value) for name, value in values.items()}
     return {name: text if len(text) <= longest else f"{text[: longest - 1]}…" for name, text in texts.items()}

@@ -40,7 +40,7 @@ def classified(gold: Column, right: Column) -> KeptExamples:
 
 def compare(first: list[KeptExamples], second: list[KeptExamples], **options: Any) -> PairedComparison:
     family = family_of(first[0].result)
-    return pairs.compare(first, second, measures=family.measures, gold=family.gold_columns, **options)
+    return pairs.compare_sides(first, second, measures=family.measures, gold=family.gold_columns, **options)
 
 
 def pair_of(seeds: int, rows: int, chance: np.random.Generator, *, skill: float = 0.1) -> tuple[Any, Any]:

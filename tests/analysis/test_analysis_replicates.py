@@ -20,7 +20,7 @@ from mlmclm.analysis.comparison import ALL_TASKS, comparison_table, overall_tabl
 from mlmclm.analysis.contrasts import mean_difference, weighted_sum
 from mlmclm.analysis.effects import NO_EFFECT, Effect
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
-from mlmclm.analysis.replicates import groups_of, over_replicates
+from mlmclm.analysis.replicates import over_replicates, runs_by_model
 from mlmclm.analysis.results import records
 from mlmclm.analysis.statistics.typical import typical
 from mlmclm.results.intervals import NAN, estimate, satterthwaite
@@ -35,7 +35,7 @@ def run(value: float, error: float = 0.001, freedom: float = 8.0) -> Effect:
 def test_runs_are_grouped_by_the_model_that_they_are_runs_of() -> None:
     models = ["b-r2", "a", "b", "a-r3", "a-r2", "a-r10"]
     replicate_of = {"b-r2": "b", "a-r2": "a", "a-r3": "a", "a-r10": "a"}
-    assert groups_of(models, replicate_of) == {"a": ["a", "a-r10", "a-r2", "a-r3"], "b": ["b", "b-r2"]}
+    assert runs_by_model(models, replicate_of) == {"a": ["a", "a-r10", "a-r2", "a-r3"], "b": ["b", "b-r2"]}
 
 
 def test_the_variance_is_pooled_over_models_and_borrowed_by_one_with_a_single_run() -> None:

@@ -17,7 +17,7 @@ from mlmclm.backends.cuda import Cuda
 from mlmclm.backends.packing import Packing
 from mlmclm.backends.reference import Reference
 from mlmclm.models import compilation
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -37,7 +37,7 @@ def gradient(kind: str, precision: str, causal: bool, packings: list[Packing | N
     chance = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 97, (3, 40), generator=chance)
     labels = torch.where(torch.rand(ids.shape, generator=chance) < 0.4, ids.flip(1), -100)
-    model = PretrainingModel(build(CONFIGS[kind](), 0), precision=precision, compiled=compiled)
+    model = PretrainingModel(build_model(CONFIGS[kind](), 0), precision=precision, compiled=compiled)
     for packing in packings:
         model(ids, labels, causal, packing).backward()
     return torch.cat([part.grad.double().flatten() for part in model.parameters()])

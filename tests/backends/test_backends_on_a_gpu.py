@@ -267,7 +267,7 @@ os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", DS_ACCELERATOR=devic
 group = {"cuda": "nccl", "cpu": "gloo"}[device]
 distributed.init_process_group(group, rank=0, world_size=1, init_method=f"file://{sys.argv[1]}/rendezvous")
 from transformers import EuroBertConfig
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.engine import Engine
@@ -278,7 +278,7 @@ config = EuroBertConfig(vocab_size=300, hidden_size=64, intermediate_size=64, nu
     tie_word_embeddings=False)
 recipe = Recipe(batch=8, block_length=16, workers=1, micro_batch=2, precision="fp32", clip=1.3, zero_stage=zero,
     deepspeed={"zero_optimization": {}} if zero else {})
-engine = Engine(PretrainingModel(build(config, 0), precision="fp32"), recipe, partitioning_of(recipe), None, None)
+engine = Engine(PretrainingModel(build_model(config, 0), precision="fp32"), recipe, partitioning_of(recipe), None, None)
 losses, waits = [], []
 for step in range(8):
     generator = torch.Generator().manual_seed(step)

@@ -27,7 +27,7 @@ from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.forward import compute_in
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 from mlmclm.models.encoder import encode, pool
 from mlmclm.pretraining.speed import matrix_peak
 
@@ -82,7 +82,7 @@ def test_pretraining_with_autocast_is_pretraining_in_fp32(causal: bool) -> None:
     found = []
     for precision in ("bf16-autocast", "bf16-residual", "fp32"):
         model = PretrainingModel(
-            build(EuroBertConfig(**COMMON, num_key_value_heads=1, mask_token_id=3), 0), precision=precision
+            build_model(EuroBertConfig(**COMMON, num_key_value_heads=1, mask_token_id=3), 0), precision=precision
         )
         with Products() as products:
             loss = model(ids, labels, causal)

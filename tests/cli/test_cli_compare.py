@@ -21,7 +21,7 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, setting_of, study_space
 from mlmclm.sweeps.results_store import ResultsStore
@@ -182,7 +182,7 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
         captured = capfd.readouterr()
         return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
 
-    space, prepared = study_space(study), prepare(study, place)
+    space, prepared = study_space(study), prepare_study(study, place)
     tasks = prepare_tasks(prepared, space)
     models = tuple(SweptModel(model, space, tasks) for model in export_models(prepared))
     sweep = StudySweep(study, place, space, models, prepared)

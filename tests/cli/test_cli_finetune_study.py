@@ -14,7 +14,7 @@ import yaml
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space
 from small_models import save_small_decoder
@@ -47,7 +47,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def keys_of(study: Path) -> dict[tuple[str, str], str]:
     """Of all of the study's cells, by model and task; its models are exported."""
     loaded, place = load_study(study), Place(study.parent / "store", study.parent / "data")
-    prepared, space = prepare(loaded, place), study_space(loaded)
+    prepared, space = prepare_study(loaded, place), study_space(loaded)
     tasks = prepare_tasks(prepared, space)
     planned = plan_sweep([SweptModel(model, space, tasks) for model in export_models(prepared)], place)
     return {(cell.model, cell.task): cell_key(cell) for cell in planned.cells}

@@ -20,8 +20,8 @@ from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.pretraining import states
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from ray_nodes import head_with_nodes
 from small_study import write_study
@@ -84,7 +84,7 @@ def prepared(folder: Path, workers: str = "local") -> PreparedStudy:
     study = load_study(write_study(folder, corpus=corpus)).model_copy(
         update={"models": ("1m-clm-10",), "baseline": None}
     )
-    return prepare(study, Place(folder / "store", folder / "data"))
+    return prepare_study(study, Place(folder / "store", folder / "data"))
 
 
 def test_a_cluster_of_our_own_does_not_grow_and_one_with_an_autoscaler_as_far_as_it_says(raylets: Raylets) -> None:
@@ -97,7 +97,7 @@ def test_a_cluster_of_our_own_does_not_grow_and_one_with_an_autoscaler_as_far_as
 def test_a_stage_that_needs_more_than_the_autoscaler_s_maximum_is_refused(raylets: Raylets, tmp_path: Path) -> None:
     declare(gpu=1, cpu=8)
     with pytest.raises(UserError, match=r"2 workers with a GPU each.*can have 1:.*lower recipe\.workers to 1"):
-        pretrain(prepared(tmp_path))
+        train_missing_stages(prepared(tmp_path))
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_stage_waits_for_nodes_says_what_for_and_trains_when_they_are_there(
     declare(cpu=1)
     made = prepared(tmp_path)
     with scaled_up(raylets, lambda: bool(lines), num_cpus=2):
-        assert pretrain(made) == 1
+        assert train_missing_stages(made) == 1
     assert states.exists(made.place.store, made.plan.targets[0].key(made.fingerprint))
     free = "free are 0 of 0 CPUs; the autoscaler may add nodes (`ray status` says which it starts)"
     assert lines[0] == f"pretraining waits for 2 x 1 CPU; {free}"
@@ -135,7 +135,7 @@ def test_a_stage_on_gpus_that_torch_does_not_see_is_a_fault_at_once_and_not_trai
     made = prepared(tmp_path)
     try:
         with pytest.raises(EnvironmentFault, match="offers Ray a GPU, but torch sees none there"):
-            pretrain(made)
+            train_missing_stages(made)
     finally:
         raylets.remove_node(node)
     assert not states.exists(made.place.store, made.plan.targets[0].key(made.fingerprint))

@@ -20,7 +20,7 @@ from mlmclm.corpora.exported_tokenizer import write_tokenizer
 from mlmclm.corpora.notes import NOTES, corpus_tokenizer, note_written
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import build, load_prepared_tokenizer, model_config
+from mlmclm.models.build import build_model, load_prepared_tokenizer, model_config
 from mlmclm.models.encoder import encode, pack_ids, pool
 from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import load_encoder, tokenizer_hash, weights_hash
@@ -28,7 +28,7 @@ from mlmclm.models.folder import load_tokenizer as loaded_by_fine_tuning
 from mlmclm.models.sizes import SIZES, Size
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import hash_file
-from mlmclm.tasks.texts import closed, ending, token_ids
+from mlmclm.tasks.texts import ending, token_ids, with_closing_token
 from small_models import small_tokenizer
 
 TEXTS = ["Anna was in Paris", "Berta saw the film, and it was so very warm here today", " Oslo "]
@@ -92,7 +92,9 @@ def test_the_encoder_s_ends_texts_as_fine_tuning_does(corpus: Path, tmp_path: Pa
     end = special_ids(corpus)["eos"]
     plain = token_ids(loaded_by_fine_tuning(corpus), TEXTS)
     assert tokenizer(TEXTS)["input_ids"] == [[*ids, end] for ids in plain]
-    assert tokenizer(TEXTS, truncation=True, max_length=4)["input_ids"] == [closed(ids, end, 4) for ids in plain]
+    assert tokenizer(TEXTS, truncation=True, max_length=4)["input_ids"] == [
+        with_closing_token(ids, end, 4) for ids in plain
+    ]
     assert tokenizer(TEXTS[0], TEXTS[1])["input_ids"] == [*plain[0], end, *plain[1], end]
     assert ending(tokenizer) == end
 
@@ -223,7 +225,7 @@ def test_an_end_that_no_hashed_file_decides_is_in_the_model_s_key(
     """Llama 3's template puts nothing behind a text, and configurations of its chat models name three ends."""
     corpus = like_llama(tmp_path / "corpus")
     monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture="eurobert", window=4))
-    model = build(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
+    model = build_model(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
     folder = tmp_path / "model"
     model.config.eos_token_id = ends
     export_folder(folder, weights_of(model), model.config, corpus, card="")
@@ -278,7 +280,7 @@ def model_folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         model = bert(corpus)
     else:
         monkeypatch.setitem(SIZES, "small", Size(2, 32, 48, 4, 4, 0.3, architecture=kind, window=4))
-        model = build(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
+        model = build_model(model_config("small", load_prepared_tokenizer(corpus), 64), 0)
     folder = tmp_path / "model"
     export_folder(folder, weights_of(model), model.config, corpus, card="A card.", decoder_card="Another.", context=64)
     return folder, corpus
@@ -297,7 +299,7 @@ def test_mean_pooling_elsewhere_gives_the_vectors_of_fine_tuning(
         states = model(**batch).last_hidden_state
         vectors = (states * mask).sum(1) / mask.sum(1)
         ours = loaded_by_fine_tuning(folder)
-        ids = [np.array(closed(row, ending(ours), 64)) for row in token_ids(ours, TEXTS)]
+        ids = [np.array(with_closing_token(row, ending(ours), 64)) for row in token_ids(ours, TEXTS)]
         packing = Packing.of([len(row) for row in ids], torch.device("cpu"))
         expected = pool(encode(load_encoder(folder), pack_ids(ids, packing), packing, causal=False), packing, "mean")
     torch.testing.assert_close(vectors, expected, rtol=1e-4, atol=1e-5)

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.mixed_blocks import MixedBlocks, in_turns
-from mlmclm.corpora.mixes import MixedSamples, counts, words
-from mlmclm.corpora.order import rows_of, sample_rows
+from mlmclm.corpora.mixes import MixedSamples, counts, mix_text
+from mlmclm.corpora.order import block_numbers, sample_rows
 from mlmclm.corpora.shelf import Shelf
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import samples_by_source, samples_of, segment_at
-from mlmclm.plans.stages import fingerprint, history
+from mlmclm.plans.stages import history, study_fingerprint
 from mlmclm.pretraining.worker import _micro_batches, _tokens
 
 ETTIN = {
@@ -70,7 +70,7 @@ def test_a_small_source_is_repeated_in_new_orders_and_nothing_is_lost_or_doubled
     blocks = several(small=7, large=500)
     mix = recipe({"large": 3, "small": 2}).mix
     assert mix is not None
-    rows = rows_of(blocks, MixedSamples(range(100), mix), 5).tolist()
+    rows = block_numbers(blocks, MixedSamples(range(100), mix), 5).tolist()
     assert list(blocks.first.items()) == [("large", 0), ("small", 500)]
     large, small = [row for row in rows if row < 500], [row - 500 for row in rows if row >= 500]
     assert large == sample_rows(500, range(60), 5).tolist() and len(set(large)) == 60
@@ -86,13 +86,13 @@ def test_each_source_goes_on_through_phases_with_other_mixes_and_lengths() -> No
         {"name": "d", "steps": 11, "block_length": 16, "mix": {"web": 0.7, "books": 0.3}},
     ]
     made = recipe({"web": 0.7, "books": 0.3}, *phases)
-    segments = history(parse("1m-clm-20-mlm40-37"), made).segments
+    segments = history(parse_name("1m-clm-20-mlm40-37"), made).segments
     sizes = {16: {"web": 60, "books": 40, "code": 9}, 32: {"web": 30, "books": 20, "code": 4}}
     rows: dict[tuple[int, str], list[int]] = {}
     for step in range(37):
         length = made.during(segment_at(segments, step).phase).block_length
         blocks, samples = several(**sizes[length]), samples_of(segments, step, made)
-        for row in rows_of(blocks, samples, 0).tolist():
+        for row in block_numbers(blocks, samples, 0).tolist():
             name = max((name for name, first in blocks.first.items() if first <= row), key=lambda n: blocks.first[n])
             rows.setdefault((length, name), []).append(row - blocks.first[name])
     assert rows.keys() == {(16, "web"), (16, "books"), (16, "code"), (32, "code")}
@@ -106,7 +106,7 @@ def test_each_source_goes_on_through_phases_with_other_mixes_and_lengths() -> No
 def test_a_mix_of_one_source_is_that_source_s_own_order() -> None:
     mix = recipe("web").mix
     assert mix == (("web", 1.0),)
-    rows = rows_of(several(web=30, books=9), MixedSamples(range(17, 70), mix), 3) - 9  # books come first
+    rows = block_numbers(several(web=30, books=9), MixedSamples(range(17, 70), mix), 3) - 9  # books come first
     assert rows.tolist() == sample_rows(30, range(17, 70), 3).tolist()
 
 
@@ -120,7 +120,7 @@ def test_workers_divide_the_same_batch(workers: int) -> None:
     for name, source in blocks.sources.items():
         source.__class__, source.offset = Numbered, blocks.first[name]  # type: ignore[attr-defined]
     made = recipe({"web": 2, "books": 1})
-    segments = history(parse("1m-clm-4k"), made).segments
+    segments = history(parse_name("1m-clm-4k"), made).segments
     job = SimpleNamespace(train=blocks, recipe=made, samples=lambda step: samples_of(segments, step, made))
 
     def label(tokens: np.ndarray, **_: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +133,7 @@ def test_workers_divide_the_same_batch(workers: int) -> None:
             tokens = _tokens(job, engine, step)  # type: ignore[arg-type]
             batches = _micro_batches(job, engine, label, step, tokens)  # type: ignore[arg-type]
             parts += [ids[:, 0].tolist() for ids, _ in batches]
-        expected = rows_of(blocks, samples_of(segments, step, made), made.seed).tolist()
+        expected = block_numbers(blocks, samples_of(segments, step, made), made.seed).tolist()
         assert [row for part in parts for row in part] == expected and len(expected) == 6
         assert sum(row >= 9 for row in expected) == 4, "two thirds"
 
@@ -183,21 +183,23 @@ def test_a_source_that_yaml_reads_as_something_else_is_refused() -> None:
 
 def test_weights_are_ratios_and_recipes_survive_json() -> None:
     made = recipe({"web": 7, "books": 3, "none": 0}, {"name": "a", "steps": 3, "mix": "books"})
-    assert words(made.mix or ()) == "70 % web, 30 % books"
+    assert mix_text(made.mix or ()) == "70 % web, 30 % books"
     assert Recipe.model_validate(made.model_dump(mode="json")) == made
-    assert [mix and words(mix) for mix in made.mixes(["1m"])] == ["70 % web, 30 % books", "100 % books"]
+    assert [mix and mix_text(mix) for mix in made.mixes(["1m"])] == ["70 % web, 30 % books", "100 % books"]
 
 
 def test_keys_of_recipes_without_mixes_are_what_they_were() -> None:
     plain = Recipe(block_length=16, batch=6, phases=[{"name": "a", "steps": 3}])
     assert "mix" not in plain.identity() and "mix" not in plain.phases_of("1m")[0].identity()
     assert recipe("web").identity()["mix"] == {"web": 1.0}
-    states = [history(parse("1m-clm-3"), recipe("web", {"name": "a", "steps": 3, "mix": mix})) for mix in ("web", "b")]
+    states = [
+        history(parse_name("1m-clm-3"), recipe("web", {"name": "a", "steps": 3, "mix": mix})) for mix in ("web", "b")
+    ]
     assert len({state.key("x") for state in states}) == 2
     # Computed before there were mixes.
-    keys = [history(parse("1m-clm-3"), plain).key(fingerprint(plain, "c", 9))]
+    keys = [history(parse_name("1m-clm-3"), plain).key(study_fingerprint(plain, "c", 9))]
     steps = Recipe(decay_steps=5, warmup_steps=5)
-    keys += [history(parse("1m-clm-10-mlm40-3k"), steps).key(fingerprint(steps, "c", 9))]
+    keys += [history(parse_name("1m-clm-10-mlm40-3k"), steps).key(study_fingerprint(steps, "c", 9))]
     assert keys == [
         "6056692a1bc90d5eaf88fc788ebb8f83ff64445fdc0ab6f418e9e9af80a5432a",
         "1522bd45676db56cee272be9bf38b3eb62b7cad6dee27f286ea580980e5a333a",

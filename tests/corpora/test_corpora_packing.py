@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlmclm.corpora.blocks import Blocks, token_type
-from mlmclm.corpora.shard_writer import Position, Record, ShardWriter, read_record
+from mlmclm.corpora.shard_writer import Position, Record, ShardWriter, read_shard_record
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import EnvironmentFault, UserError
 
@@ -81,9 +81,9 @@ def test_a_record_names_the_shards_checksum_and_the_token_that_it_ends_with(tmp_
         assert record.token == cut - (ends[document] - len(made[document]))
         assert record.counts.documents == document + 1
         file = tmp_path / f"train-{number:05d}.json"
-        assert record == read_record(Shelf(str(tmp_path)), "train", number)
+        assert record == read_shard_record(Shelf(str(tmp_path)), "train", number)
         file.write_bytes(file.read_bytes().replace(b'"token": ', b'"token": 1', 1))
-        assert read_record(Shelf(str(tmp_path)), "train", number) is None, "damaged"
+        assert read_shard_record(Shelf(str(tmp_path)), "train", number) is None, "damaged"
 
 
 @pytest.mark.parametrize("longest", [60, 400])

@@ -16,11 +16,11 @@ from small_corpora import BPE, LIMITS, build, stream
 
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora import prepare_corpus as prepare
-from mlmclm.corpora.chosen_documents import divide, held_out, share
+from mlmclm.corpora.chosen_documents import divide, hash_threshold, is_held_out
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.hashing import text_hash
 from mlmclm.corpora.prepare_corpus import prepare_corpus
-from mlmclm.corpora.prepared_corpus import PreparedCorpus, describe
+from mlmclm.corpora.prepared_corpus import PreparedCorpus, describe_corpus
 from mlmclm.corpora.tokenizer import load_text_tokenizer, special_ids
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
@@ -42,7 +42,7 @@ def documents_in(prepared: PreparedCorpus, part: str = "train") -> list[str]:
 
 def test_blocks_are_the_documents_joined_by_eos_in_order(lines: Path, texts: list[str], tmp_path: Path) -> None:
     prepared = build(lines, tmp_path, max_validation_tokens=None)
-    training = [text for text in texts if not held_out(text, below=share(0.1), seed=0)]
+    training = [text for text in texts if not is_held_out(text, below=hash_threshold(0.1), seed=0)]
     assert documents_in(prepared) == training[: len(documents_in(prepared))]
     assert len(documents_in(prepared)) >= len(training) - 1
     assert prepared.documents == len(training)
@@ -73,7 +73,7 @@ def test_a_limited_corpus_holds_the_documents_with_the_smallest_hashes(
     lines: Path, texts: list[str], tmp_path: Path
 ) -> None:
     prepared = build(lines, tmp_path, max_documents=50)
-    training = [text for text in texts if not held_out(text, below=share(0.1), seed=0)]
+    training = [text for text in texts if not is_held_out(text, below=hash_threshold(0.1), seed=0)]
     assert len(training) > 50
     chosen = sorted(training, key=lambda text: text_hash(text, purpose="selection", seed=0))[:50]
     assert prepared.documents == 50
@@ -111,14 +111,14 @@ def test_a_stream_is_taken_from_its_head(
             "".join(json.dumps({"text": f"Other {text}"}) + "\n" for text in texts)
         )
     prepared = build(folder, tmp_path, streaming=True, max_tokens=4000, max_validation_tokens=320, workers=workers)
-    training = [text for text in texts if own_validation or not held_out(text, below=share(0.1), seed=0)]
+    training = [text for text in texts if own_validation or not is_held_out(text, below=hash_threshold(0.1), seed=0)]
     assert documents_in(prepared) == training[: len(documents_in(prepared))]
     assert prepared.tokens == 4000
     assert len(prepared.validation) > 0
     if not own_validation:
         # The stream ends with the first training document that is not wanted, whoever has read further.
         last = texts.index(training[prepared.documents])
-        held = [text for text in texts[:last] if held_out(text, below=share(0.1), seed=0)]
+        held = [text for text in texts[:last] if is_held_out(text, below=hash_threshold(0.1), seed=0)]
         assert documents_in(prepared, "validation") == held[: len(documents_in(prepared, "validation"))]
         assert len(documents_in(prepared, "validation")) >= len(held) - 1
     if own_validation:
@@ -169,7 +169,7 @@ def test_the_documentation_corpus_has_training_packages_in_train_only(
 
 def test_description_names_sizes_and_shows_text(lines: Path, tmp_path: Path) -> None:
     prepared = build(lines, tmp_path)
-    facts = describe(prepared, examples=2)
+    facts = describe_corpus(prepared, examples=2)
     assert facts["vocabulary"] == prepared.vocabulary == 320
     assert facts["train"] == {"documents": prepared.documents, "tokens": prepared.tokens, "blocks": len(prepared.train)}
     assert 1 < facts["bytes_per_token"] < 10
@@ -186,11 +186,11 @@ def test_books_are_documents_on_one_side_of_the_division_and_their_number_and_le
         (folder / f"{number:02d}.{'txt' if number % 2 else 'md'}").write_text(book + "\n")
     (folder / "cover.png").write_bytes(b"")
     prepared = build(folder, tmp_path)
-    held = [book for book in books if held_out(book, below=share(0.1), seed=0)]
+    held = [book for book in books if is_held_out(book, below=hash_threshold(0.1), seed=0)]
     assert 0 < len(held) < 10
     assert prepared.documents == 30 - len(held)
     assert [book for book in books if book not in held][: len(documents_in(prepared))] == documents_in(prepared)
-    facts = describe(prepared)
+    facts = describe_corpus(prepared)
     tokenizer = load_text_tokenizer(prepared.tokenizer)
     lengths = sorted(len(tokenizer.encode(book, add_special_tokens=False)) for book in documents_in(prepared))
     assert lengths[0] <= facts["median_document_tokens"] <= lengths[-1]
@@ -267,10 +267,10 @@ def few_tokens(prepared: PreparedCorpus) -> str:
 
 def test_documents_are_divided_as_before_where_the_fraction_holds_some_out(texts: list[str]) -> None:
     found = divide(texts, fraction=0.1, seed=0, enough=10**9)
-    below = share(0.1)
+    below = hash_threshold(0.1)
     assert found.below == below
     held = [text for text in texts if text_hash(text, purpose="validation", seed=0) < 0.1 * 2.0**64]
-    assert [text for text in texts if held_out(text, below=below, seed=0)] == held
+    assert [text for text in texts if is_held_out(text, below=below, seed=0)] == held
     assert found.held == sum(len(text.encode()) + 1 for text in held)
     read: list[str] = []
     divide((read.append(text) or text for text in texts), fraction=0.1, seed=0, enough=16)  # type: ignore[func-returns-value]
@@ -290,7 +290,7 @@ def test_a_source_of_which_nothing_is_left_to_train_on_says_what_to_do(
 
 
 def test_a_stream_is_read_on_until_something_is_held_out(texts: list[str], lines: Path, tmp_path: Path) -> None:
-    first = next(number for number, text in enumerate(texts) if held_out(text, below=share(0.02), seed=0))
+    first = next(number for number, text in enumerate(texts) if is_held_out(text, below=hash_threshold(0.02), seed=0))
     options = {"streaming": True, "max_documents": first // 2, "validation_fraction": 0.02}
     prepared = build(lines, tmp_path, **options)
     assert prepared.documents == first // 2
@@ -381,7 +381,9 @@ def test_a_tokenizer_that_knows_too_little_of_the_text_is_refused_with_the_share
         prepare_corpus(config, poor, block_length=16, store=tmp_path, workers=1)
     said = float(re.search(r"([\d.]+)% of", str(caught.value))[1]) / 100  # type: ignore[index]
     known = set(known_words(texts, 0.5))
-    words = [re.findall(r"\w+|[^\w\s]+", text) for text in texts if not held_out(text, below=share(0.1), seed=0)]
+    words = [
+        re.findall(r"\w+|[^\w\s]+", text) for text in texts if not is_held_out(text, below=hash_threshold(0.1), seed=0)
+    ]
     unknown = sum(word not in known for text in words for word in text)
     assert said == pytest.approx(unknown / sum(len(text) + 1 for text in words), abs=1e-3)  # an EOS each
     allowed = config.model_copy(update={"max_unknown": 0.9})

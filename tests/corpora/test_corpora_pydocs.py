@@ -13,8 +13,8 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
-from mlmclm.pydocs.documentation import Root, docstrings, fingerprint, prepare_pydocs, read_group, topics
-from mlmclm.pydocs.package_splits import PackageGroup, drop_copies, split_groups
+from mlmclm.pydocs.documentation import Root, docstrings, environment_fingerprint, prepare_pydocs, read_group, topics
+from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
 
 SOURCE = b'''"""The module's own text."""
 import nothing_of_this_name
@@ -162,11 +162,11 @@ def test_the_fingerprint_follows_distributions_but_not_this_project(
 ) -> None:
     installed(monkeypatch, tmp_path, "site")
     (tmp_path / "one-1.0.dist-info").mkdir()
-    first = fingerprint()
+    first = environment_fingerprint()
     (tmp_path / "mlmclm-0.1.0.dist-info").mkdir()
-    assert fingerprint() == first
+    assert environment_fingerprint() == first
     (tmp_path / "two-2.0.dist-info").mkdir()
-    assert fingerprint() != first
+    assert environment_fingerprint() != first
 
 
 def test_packages_of_one_distribution_stay_together(
@@ -215,10 +215,10 @@ def test_an_evaluation_text_that_is_mostly_a_copy_of_training_text_is_dropped() 
     own = "This one is found only here, however long it is."
     longer = f"{own} And it goes on and on for some more words than the copied paragraph."
     training = ("train", f"{shared}\n\nParameters")
-    assert drop_copies([training, ("validation", f"  {shared.upper()}\n\n{own}")]) == [False, True]
-    assert drop_copies([training, ("validation", f"{shared}\n\n{longer}")]) == [False, False]
-    assert drop_copies([training, ("test", f"{own}\n\nParameters")]) == [False, False]
-    assert drop_copies([training, ("train", shared)]) == [False, False]
+    assert are_copies([training, ("validation", f"  {shared.upper()}\n\n{own}")]) == [False, True]
+    assert are_copies([training, ("validation", f"{shared}\n\n{longer}")]) == [False, False]
+    assert are_copies([training, ("test", f"{own}\n\nParameters")]) == [False, False]
+    assert are_copies([training, ("train", shared)]) == [False, False]
 
 
 def test_installed_packages_give_documents_in_every_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
-from mlmclm.pydocs.documentation import fingerprint, prepare_pydocs
+from mlmclm.pydocs.documentation import environment_fingerprint, prepare_pydocs
 from mlmclm.pydocs.pin import pin_file, resolved, write_pin
 from mlmclm.pydocs.tasks import PYDOCS_TASKS
-from mlmclm.pydocs.tasks import build as build_task
+from mlmclm.pydocs.tasks import build_task as build_task
 
 Install = Callable[[], str]
 
@@ -32,7 +32,7 @@ def install(packages: Path, tmp_path: Path, environment: list[pydocs.Root], monk
         shutil.copytree(packages, site)
         (site / "newcomer.py").write_text('"""This package was installed later than all the others."""\n')
         monkeypatch.setattr(pydocs, "installed_roots", lambda: [pydocs.Root(site, "folder")])
-        return fingerprint()
+        return environment_fingerprint()
 
     return change
 

@@ -21,7 +21,7 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
 from mlmclm.launches import ray_tokenising
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -111,11 +111,11 @@ def test_a_study_that_asks_for_ray_gets_the_session_that_is_there_or_one_of_its_
     used: list[str] = []
     original = ray_tokenising._dataset
     monkeypatch.setattr(ray_tokenising, "_dataset", lambda *args: used.append("ray") or original(*args))
-    prepared = prepare(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "ray", tmp_path / "data"))
+    prepared = prepare_study(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "ray", tmp_path / "data"))
     assert used
     monkeypatch.setattr(ray_tokenising, "_dataset", None)
     corpus = study.corpus.model_copy(update={"workers": "local"})
-    local = prepare(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "local", tmp_path / "data"))
+    local = prepare_study(study.model_copy(update={"corpus": corpus}), Place(tmp_path / "local", tmp_path / "data"))
     assert files(prepared.corpus.folder) == files(local.corpus.folder)
     assert prepared.fingerprint == local.fingerprint
 

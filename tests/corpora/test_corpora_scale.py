@@ -33,8 +33,8 @@ from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import hollow, model_config
 from mlmclm.pretraining.checkpoints import TrainingState
-from mlmclm.pretraining.parts import divided
-from mlmclm.storage.addresses import MANIFEST, bring
+from mlmclm.pretraining.parts import names_by_part
+from mlmclm.storage.addresses import MANIFEST, fetch_folder
 from mlmclm.storage.checksums import damage
 from mlmclm.storage.objects import ObjectPath, bucket_of
 from object_stores import DisturbedStore
@@ -77,7 +77,7 @@ def test_a_state_takes_the_counted_bytes_and_requests(
     others = [{name: value + number for name, value in zeros.items()} for number in (1, 2)]
     folder = machine(disturbed.url, tmp_path / "one") / "states" / "0123456789abcdef"
     names = {f"{kind}/{name}": 4 * weight.numel() for kind in "mvw" for name, weight in zeros.items()}
-    parts = divided(names, 12 * count - (workers - 1))
+    parts = names_by_part(names, 12 * count - (workers - 1))
     disturbed.proxy.clear()
     errors = write_by_threads(TrainingState(1, zeros, *others, parts=parts), [folder] * workers)
     asked, objects = len(disturbed.proxy.seen), held(disturbed.url)
@@ -94,7 +94,7 @@ def test_a_state_takes_the_counted_bytes_and_requests(
     assert expected.requests - 2 * (workers - 1) <= asked <= expected.requests
     disturbed.proxy.clear()
     there = machine(disturbed.url, tmp_path / "two") / "states" / folder.name
-    assert bring(there)
+    assert fetch_folder(there)
     assert brought(list(sizes.values()), objects[MANIFEST], part).requests == len(disturbed.proxy.seen)
     assert damage(there) is None
 

@@ -16,7 +16,7 @@ import pytrec_eval
 import yaml
 from sklearn.metrics import f1_score
 
-from mlmclm.evaluation.evaluations import named
+from mlmclm.evaluation.evaluations import under_names
 from mlmclm.evaluation.winogender import read_winogender
 from mlmclm.reports.paired_models import zero_shot_frame, zero_shot_tables
 from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
@@ -140,7 +140,7 @@ def test_a_query_whose_documents_are_all_judged_irrelevant_counts_as_mteb_counts
 def test_results_of_files_get_the_level_of_their_task_and_the_report_shows_it() -> None:
     entry = {"score": 0.6, "low": 0.5, "high": 0.7, "examples": 9}
     filed = {"metrics": {"acc": entry, "perplexity": {**entry, "score": 12.0}}}
-    result = named(filed, "m", "t", {"acc": {"score": 0.25, "how": "a guess"}})
+    result = under_names(filed, "m", "t", {"acc": {"score": 0.25, "how": "a guess"}})
     assert filed["metrics"]["acc"] == entry, "the file's own content stays as it is"
     assert (result["metrics"]["acc"]["chance"], result["metrics"]["perplexity"]["chance"]) == (0.25, None)
     facts = StudyFacts("s", "", (), (), zero_shot=(ZeroShotFacts("m", "t", "causal", "acc", result["metrics"]),))

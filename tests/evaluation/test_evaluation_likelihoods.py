@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from mlmclm.errors import UserError
-from mlmclm.evaluation.generation import cut
-from mlmclm.evaluation.language_model import LanguageModel, windows
-from mlmclm.evaluation.likelihoods import MaskedReading, batches, causal_likelihoods, masked_likelihoods
+from mlmclm.evaluation.generation import before_stop
+from mlmclm.evaluation.language_model import LanguageModel, text_windows
+from mlmclm.evaluation.likelihoods import MaskedReading, causal_likelihoods, length_batches, masked_likelihoods
 from mlmclm.evaluation.token_ids import ContinuationIds
 from mlmclm.models.exported_folder import export_folder
 from small_models import save_framed_model, save_small_decoder, save_small_model
@@ -110,7 +110,7 @@ def test_a_batch_changes_no_score(decoder: Path, encoder: Path) -> None:
 
 def test_batches_hold_equal_lengths_and_everything_once() -> None:
     lengths = [5, 3, 5, 9, 3, 5, 40]
-    found = list(batches(lengths, 10))
+    found = list(length_batches(lengths, 10))
     assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
     assert all(len({lengths[number] for number in batch}) == 1 for batch in found)
     assert [len(batch) for batch in found] == [1, 1, 2, 1, 2]
@@ -150,7 +150,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: 
 
 def test_rolling_predicts_each_token_once_with_all_the_context_that_fits(decoder: Path) -> None:
     tokens = list(range(100, 111))
-    assert list(windows(tokens, 4)) == [
+    assert list(text_windows(tokens, 4)) == [
         ([], [100, 101, 102, 103]),
         ([103], [104, 105, 106, 107]),
         ([106, 107], [108, 109, 110]),
@@ -206,12 +206,12 @@ def test_generation_takes_the_likeliest_token_each_time(decoder: Path, encoder: 
         # A stop string cuts the text where it begins.
         stop = expected[0][2:4]
         assert stop
-        assert model.generate(contexts, stop=[stop], most=6) == [cut(text, [stop]) for text in expected]
+        assert model.generate(contexts, stop=[stop], most=6) == [before_stop(text, [stop]) for text in expected]
 
 
 def test_cut_ends_at_the_first_stop_string() -> None:
-    assert cut("one. two\nthree", ["\n", "."]) == "one"
-    assert cut("one", ["\n"]) == "one"
+    assert before_stop("one. two\nthree", ["\n", "."]) == "one"
+    assert before_stop("one", ["\n"]) == "one"
 
 
 def test_generation_says_what_does_not_fit(decoder: Path) -> None:

@@ -15,7 +15,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.early_stopping import BestWeights
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.loop import evaluate
+from mlmclm.finetuning.loop import evaluate_splits
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
@@ -62,7 +62,7 @@ def watched(place: Path, streams: dict[str, int]) -> dict[int, dict[str, dict[st
 
     def look(step: int, steps: int, loss: float) -> None:
         if step % 4 == 0 or step == steps:
-            examples = evaluate(encoder, head, task, protocol, ("validation", "test"))
+            examples = evaluate_splits(encoder, head, task, protocol, ("validation", "test"))
             assert examples is not None
             seen[step] = {split: task.scores(rows) for split, rows in examples.items()}
             encoder.train(), head.train()
@@ -108,10 +108,10 @@ def test_such_a_cell_has_a_key_of_its_own_and_shares_its_training_with_none(plac
 
 
 def test_patience_counts_evaluations() -> None:
-    from mlmclm.configuration import parse
+    from mlmclm.configuration import parse_config
 
     with pytest.raises(UserError, match="give 'evaluate_every' too"):
-        parse(Protocol, {"patience": 3}, where="mine")
+        parse_config(Protocol, {"patience": 3}, where="mine")
 
 
 def test_scores_that_are_not_finite_are_never_the_best_and_can_be_filed(place: Path) -> None:

@@ -22,7 +22,7 @@ from mlmclm.models.folder import load_encoder, load_tokenizer, weights_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.look import look
+from mlmclm.tasks.look import preview_task
 from mlmclm.tasks.negatives import mine_negatives
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import Lists, PreparedTask
@@ -258,7 +258,7 @@ def test_cells_train_on_hard_negatives_in_chunks_as_at_once_and_a_look_shows_the
         ends.append((ended.curve, ended.tokens))
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=1e-9)
     assert ends[0][1] == ends[1][1]
-    found = look(load_task(GIVEN, store=root, data_root=root), load_tokenizer(model), PROTOCOL, examples=2)
+    found = preview_task(load_task(GIVEN, store=root, data_root=root), load_tokenizer(model), PROTOCOL, examples=2)
     assert found.lengths["train negative"].sequences >= 4 and any(row["negative"] for row in found.examples)
     cell = Cell("m", model, weights_hash(model), GIVEN.name, made.task_data, PROTOCOL, 1e-3, 0, GIVEN)
     without = dataclasses.replace(cell, declaration=get_task("reqa_squad"))

@@ -30,7 +30,7 @@ from transformers import (
 
 from mlmclm.finetuning.forward import forward
 from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.loop import evaluate
+from mlmclm.finetuning.loop import evaluate_splits
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.attention import use_attention
 from mlmclm.tasks.prepare_task import prepare_task
@@ -253,7 +253,7 @@ def test_predictions_are_those_of_the_padded_model_for_each_example(
     examples = made.examples
     monkeypatch.setattr(made, "examples", lambda split, given: found.extend(given) or examples(split, given))
     use_attention(own)
-    evaluate(own, head, made, protocol, ["test"])
+    evaluate_splits(own, head, made, protocol, ["test"])
     rows = list(made.columns["test"]["input_ids"])
     batch = Batch(rows, {"label": np.zeros(len(rows), np.int64)})
     with torch.no_grad():

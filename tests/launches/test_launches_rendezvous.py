@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mlmclm.errors import EnvironmentFault
-from mlmclm.launches.rendezvous import closed
+from mlmclm.launches.rendezvous import closed_torch_config
 
 WORKER = """
 import sys
@@ -65,12 +65,12 @@ def test_a_group_of_several_machines_listens_on_the_clusters_address_only(tmp_pa
 def test_a_folder_to_meet_in_that_cannot_be_made_is_a_fault_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(EnvironmentFault, match="runs/rendezvous: cannot write"):
-        closed("gloo", tmp_path / "runs" / "rendezvous")
+        closed_torch_config("gloo", tmp_path / "runs" / "rendezvous")
 
 
 def test_the_folder_to_meet_in_is_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "rendezvous"
     folder.mkdir(mode=0o755)
     (folder / "left over").touch()
-    closed("gloo", folder)
+    closed_torch_config("gloo", folder)
     assert folder.stat().st_mode & 0o777 == 0o700 and not list(folder.iterdir())

@@ -9,8 +9,8 @@ import pytest
 
 from mlmclm.cluster.placement import HEAD, Cluster, Growth, NodeType
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.launches.side_by_side import room, run_stages
-from mlmclm.plans.names import parse
+from mlmclm.launches.side_by_side import run_stages, stages_at_once
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, Stage, State, make_plan
 
@@ -62,7 +62,7 @@ class Store:
 
 
 def plan() -> Plan:
-    return make_plan([parse(name) for name in NAMES], Recipe(warmup_steps=2, decay_steps=4))
+    return make_plan([parse_name(name) for name in NAMES], Recipe(warmup_steps=2, decay_steps=4))
 
 
 @pytest.mark.parametrize("places", [1, 2, 10])
@@ -93,7 +93,7 @@ def test_stages_whose_start_never_appears_are_an_error_that_names_them() -> None
 
 def test_room_counts_workers_and_leaves_others_what_they_hold() -> None:
     def found(has: int, free: int, running: int = 0) -> int:
-        return room(Cluster(({"CPU": has},), {"CPU": free}), {"CPU": 1}, workers=2, running=running)
+        return stages_at_once(Cluster(({"CPU": has},), {"CPU": free}), {"CPU": 1}, workers=2, running=running)
 
     assert found(8, 8) == 4
     assert found(8, 4, running=2) == 4, "what our own two hold is ours"
@@ -105,9 +105,9 @@ def test_room_counts_workers_and_leaves_others_what_they_hold() -> None:
 def test_room_counts_what_the_autoscaler_can_add() -> None:
     growth = Growth((NodeType("gpu", {"CPU": 48, "GPU": 4}, 2),))
     empty = Cluster(({HEAD: 1},), {}, growth)
-    assert room(empty, {"GPU": 1}, workers=2, running=0) == 4
-    assert room(replace(empty, nodes=({HEAD: 1}, {"GPU": 4}), free={}), {"GPU": 1}, workers=2, running=1) == 3
-    assert room(replace(empty, growth=None), {"GPU": 1}, workers=2, running=0) == 1, "it may add none"
+    assert stages_at_once(empty, {"GPU": 1}, workers=2, running=0) == 4
+    assert stages_at_once(replace(empty, nodes=({HEAD: 1}, {"GPU": 4}), free={}), {"GPU": 1}, workers=2, running=1) == 3
+    assert stages_at_once(replace(empty, growth=None), {"GPU": 1}, workers=2, running=0) == 1, "it may add none"
 
 
 def test_a_stage_that_another_process_trains_starts_nothing_and_holds_up_nothing(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import EuroBertConfig
 
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 
 CONFIG = EuroBertConfig(
     vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
@@ -17,7 +17,7 @@ CONFIG = EuroBertConfig(
 
 def run(again: bool, causal: bool) -> tuple[float, dict[str, torch.Tensor], int]:
     """Loss, gradients, and bytes that autograd keeps between the forward and the backward pass."""
-    model = PretrainingModel(build(CONFIG, 0), precision="fp32", activation_checkpointing=again)
+    model = PretrainingModel(build_model(CONFIG, 0), precision="fp32", activation_checkpointing=again)
     ids = torch.randint(4, 300, (8, 32), generator=torch.Generator().manual_seed(1))
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}

@@ -28,7 +28,7 @@ from mlmclm.backends import wide_products
 from mlmclm.backends.packing import Packing
 from mlmclm.models.architectures import ARCHITECTURES, final_states, layers_of, load_weights, weights_of
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.models.build import PretrainingModel, build_model, hollow
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.stored_tensors import StoredTensors
@@ -249,7 +249,7 @@ def test_weights_carry_over_by_name_with_tied_matrices_once() -> None:
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
 def test_a_hollow_model_becomes_the_built_one_as_it_reads_weight_after_weight(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(kind, **COMMON)
-    whole, other = build(config, 1), hollow(config)
+    whole, other = build_model(config, 1), hollow(config)
     assert all(parameter.is_meta for parameter in other.parameters())
     save_file({f"w/{name}": tensor for name, tensor in weights_of(whole).items()}, tmp_path / "weights.safetensors")
     read: list[torch.Size] = []

@@ -7,7 +7,7 @@ import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from mlmclm.backends.reference import Reference
-from mlmclm.models.build import PretrainingModel, build, model_config
+from mlmclm.models.build import PretrainingModel, build_model, model_config
 from mlmclm.models.cross_entropy import LabelledCrossEntropyHead
 from mlmclm.models.sizes import SIZES, Size
 from small_models import small_tokenizer
@@ -169,11 +169,11 @@ def test_eos_is_learned_like_any_other_token_where_it_is_the_pad_token_too(
     tokenizer = small_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
     config = model_config("small", tokenizer, 64)
-    built, end = build(config, 0), tokenizer.eos_token_id
+    built, end = build_model(config, 0), tokenizer.eos_token_id
     assert built.config.pad_token_id == end
     weight = built.get_input_embeddings().weight
     assert weight[end].std() > 0.2
-    plain = build(model_config("small", small_tokenizer(), 64), 0).get_input_embeddings().weight
+    plain = build_model(model_config("small", small_tokenizer(), 64), 0).get_input_embeddings().weight
     drawn = torch.tensor([row for row in range(len(weight)) if row not in (0, end)])
     assert torch.equal(weight[drawn], plain[drawn]), "nothing else is drawn otherwise"
     ids = torch.randint(4, len(tokenizer), (2, 16), generator=torch.Generator().manual_seed(0))

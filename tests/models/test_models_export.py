@@ -16,7 +16,7 @@ from transformers import (
 
 from mlmclm.models.architectures import final_states, weights_of
 from mlmclm.models.attention import use_attention
-from mlmclm.models.build import build, model_config
+from mlmclm.models.build import build_model, model_config
 from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import load_encoder
 from mlmclm.models.sizes import SIZES, Size
@@ -31,7 +31,7 @@ SMALL = {
 @pytest.fixture(params=SMALL)
 def trained(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
     monkeypatch.setitem(SIZES, "small", SMALL[request.param])
-    model = build(model_config("small", small_tokenizer(), 64), 0)
+    model = build_model(model_config("small", small_tokenizer(), 64), 0)
     if model.get_output_embeddings().bias is not None:
         torch.nn.init.normal_(model.get_output_embeddings().bias)
     return model

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, MixtralConf
 from mlmclm.errors import UserError
 from mlmclm.evaluation.language_model import LanguageModel
 from mlmclm.models.folder import check_model_folder, load_encoder, load_tokenizer, read_config, read_model
-from mlmclm.models.given import encoder_config, read_initial, size_of
+from mlmclm.models.given import encoder_config, encoder_size, read_initial
 from mlmclm.storage.files import read_json, write_json
 from small_models import save_small_decoder, save_small_model
 
@@ -63,7 +63,7 @@ def test_a_configuration_cannot_choose_kernels(tmp_path: Path, value: Any) -> No
         assert read_model(AutoModelForMaskedLM, folder)[0].config._attn_implementation == "sdpa"
         LanguageModel.load(ask(decoder, **{name: value}), "causal").likelihoods([("the film", " was")])
         read_initial(folder).model()
-        size_of(encoder_config(folder))
+        encoder_size(encoder_config(folder))
         load_tokenizer(folder)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.models.sources import fetch
+from mlmclm.models.sources import fetch_source
 from mlmclm.sweeps.find_model import find_model
 
 
@@ -24,4 +24,4 @@ def test_the_hint_names_the_owner(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(UserError, match=hint):
         find_model(name, tmp_path)
     with pytest.raises(UserError, match=hint):
-        fetch(name)
+        fetch_source(name)

@@ -52,7 +52,7 @@ from mlmclm.models.build import PretrainingModel
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.exported_folder import export_folder
 from mlmclm.models.folder import check_length, load_encoder
-from mlmclm.models.given import Initial, read_initial, size_of
+from mlmclm.models.given import Initial, encoder_size, read_initial
 from mlmclm.models.sizes import parameters, training_flops
 from mlmclm.reports.model_card import model_cards
 from small_models import small_tokenizer
@@ -335,7 +335,7 @@ def test_bert_with_an_lm_head_of_its_own_is_refused(tmp_path: Path) -> None:
 
 def test_the_shape_of_a_given_model_counts_its_parameters_and_matrices(kind: str, tmp_path: Path) -> None:
     model = read_initial(save(kind, tmp_path)).model()
-    size = size_of(model.config)
+    size = encoder_size(model.config)
     assert parameters(size, model.config.vocab_size) == sum(p.numel() for p in model.base_model.parameters())
     layers = layers_of(model.base_model)
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)

@@ -8,8 +8,8 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing, segment_flops
-from mlmclm.plans.devices import DEVICES, HERE, PUBLISHED, Device, published
-from mlmclm.plans.names import parse
+from mlmclm.plans.devices import DEVICES, HERE, PUBLISHED, Device, published_device
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, make_plan
 
@@ -19,7 +19,7 @@ TOKENS_A_STEP = 4 * 16
 
 
 def plan(*names: str) -> Plan:
-    return make_plan([parse(name) for name in names], RECIPE)
+    return make_plan([parse_name(name) for name in names], RECIPE)
 
 
 def flops_a_step(*, causal: bool, labelled: float) -> float:
@@ -87,7 +87,7 @@ def test_every_device_has_a_peak_and_a_source() -> None:
     ],
 )
 def test_a_gpu_s_published_peak_is_found_by_its_name_in_cuda(title: str, peak: float | None) -> None:
-    found = published(title)
+    found = published_device(title)
     assert (found and found.peak) == peak
     assert all(device.source for device in PUBLISHED.values())
 

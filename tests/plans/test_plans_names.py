@@ -12,7 +12,7 @@ from mlmclm.models.sizes import SIZES
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
 from mlmclm.objectives.objective import Objective
-from mlmclm.plans.names import ModelName, Phase, parse
+from mlmclm.plans.names import ModelName, Phase, parse_name
 
 CLM, MLM = Causal(), Masked(40)
 
@@ -35,7 +35,7 @@ CLM, MLM = Causal(), Masked(40)
     ],
 )
 def test_a_name_of_the_study_parses_to_its_plan(name: str, plan: ModelName) -> None:
-    assert parse(name) == plan
+    assert parse_name(name) == plan
     assert str(plan) == name
 
 
@@ -51,7 +51,7 @@ def test_printing_and_parsing_are_inverse_over_the_whole_grammar() -> None:
             if tail is not None and tail >= phases[-1].until:
                 continue
             plan = ModelName(size, tuple(phases), tail)
-            assert parse(str(plan)) == plan
+            assert parse_name(str(plan)) == plan
             names += 1
     assert names > 500
 
@@ -100,7 +100,7 @@ def _objective(text: str) -> Objective:
 )
 def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> None:
     with pytest.raises(UserError, match="model") as caught:
-        parse(name)
+        parse_name(name)
     assert part in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -117,17 +117,17 @@ def test_a_wrong_name_is_a_user_error_that_says_why(name: str, part: str) -> Non
     ],
 )
 def test_a_share_of_the_whole_is_the_steps_that_it_stands_for(share: str, steps: str) -> None:
-    assert parse(share) == parse(steps)
-    assert str(parse(share)) == steps
+    assert parse_name(share) == parse_name(steps)
+    assert str(parse_name(share)) == steps
 
 
 def test_every_share_that_an_error_proposes_is_accepted() -> None:
     proposed = 0
     for total, share in itertools.product([600, 999, 1024, 42_000], ["33.3", "0.0001", "99.99999", "7.77777"]):
         with pytest.raises(UserError) as caught:
-            parse(f"1m-clm-{share}%-mlm40-{total}")
+            parse_name(f"1m-clm-{share}%-mlm40-{total}")
         for near, steps in re.findall(r"([\d.]+)% \((\d+) steps\)", str(caught.value)):
-            found = parse(f"1m-clm-{near}%-mlm40-{total if total % 1000 else f'{total // 1000}k'}")
+            found = parse_name(f"1m-clm-{near}%-mlm40-{total if total % 1000 else f'{total // 1000}k'}")
             assert found.phases[0].until == int(steps)
             proposed += 1
     assert proposed > 10
@@ -135,15 +135,15 @@ def test_every_share_that_an_error_proposes_is_accepted() -> None:
 
 def test_a_study_s_own_names_are_sizes_too() -> None:
     sizes = [*SIZES, "smol", "bert.base_2"]
-    assert str(parse("smol-clm-50%-mlm40-1k", sizes)) == "smol-clm-500-mlm40-1k"
-    assert parse("bert.base_2-untrained", sizes).size == "bert.base_2"
+    assert str(parse_name("smol-clm-50%-mlm40-1k", sizes)) == "smol-clm-500-mlm40-1k"
+    assert parse_name("bert.base_2-untrained", sizes).size == "bert.base_2"
     with pytest.raises(UserError, match=r"unknown size 'smoll'\. Did you mean 'smol'\? Allowed: .*smol, bert\.base_2"):
-        parse("smoll-clm-1k", sizes)
+        parse_name("smoll-clm-1k", sizes)
     with pytest.raises(UserError, match="unknown size 'smol'"):
-        parse("smol-clm-1k")
+        parse_name("smol-clm-1k")
 
 
 def test_the_last_objective_is_that_of_the_last_step_taken() -> None:
-    assert parse("2m-clm-150-mlm40-600").last_objective == MLM
-    assert parse("2m-clm-150-mlm40-600-100").last_objective == CLM
-    assert parse("2m-untrained").last_objective is None
+    assert parse_name("2m-clm-150-mlm40-600").last_objective == MLM
+    assert parse_name("2m-clm-150-mlm40-600-100").last_objective == CLM
+    assert parse_name("2m-untrained").last_objective is None

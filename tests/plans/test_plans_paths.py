@@ -11,7 +11,7 @@ import yaml
 
 from mlmclm.errors import UserError
 from mlmclm.studies.place import Place, packaged_studies
-from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.study_sweep import study_space
 from mlmclm.sweeps.space import find_space
@@ -90,7 +90,7 @@ def test_corpus_tokenizer_and_models_to_continue_from_are_looked_for_there_too(f
     loaded, place = study(folder, **given), Place(folder.parent / "store", folder / "data")
 
     def made() -> PreparedStudy:
-        return prepare(loaded, place)
+        return prepare_study(loaded, place)
 
     for needed, message in (
         (folder / "elsewhere", r"tokenizer\.path: decoder: no such file or folder; looked for .*studies/decoder and decoder"),
@@ -114,7 +114,7 @@ def test_corpus_tokenizer_and_models_to_continue_from_are_looked_for_there_too(f
     with pytest.raises(
         UserError, match=r"my/models/nowhere: no such model folder \(looked for .*studies/my/models/nowhere and my/"
     ):
-        prepare(unknown, place)
+        prepare_study(unknown, place)
 
 
 @pytest.mark.parametrize("name", PACKAGED)

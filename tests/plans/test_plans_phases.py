@@ -16,11 +16,11 @@ from mlmclm.errors import UserError
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.costs import Pricing
 from mlmclm.plans.devices import DEVICES
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.phases import BatchWarmup, TrainingPhase, samples_in, steps_of
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import revision_steps, samples_of, segment_at
-from mlmclm.plans.stages import fingerprint, history, make_plan
+from mlmclm.plans.stages import history, make_plan, study_fingerprint
 from mlmclm.pretraining.engine import deepspeed_config
 from mlmclm.pretraining.partitioning import Replicated
 
@@ -38,7 +38,7 @@ def recipe(*phases: dict[str, Any], **more: Any) -> Recipe:
 
 
 def test_rates_are_the_closed_forms_of_ettin_s_configurations() -> None:
-    state = history(parse("1m-mlm30-160-clm-180"), recipe())
+    state = history(parse_name("1m-mlm30-160-clm-180"), recipe())
     found = [segment_at(state.segments, step).rate(step, recipe()) for step in range(180)]
     expected = [1e-3 * min(1, (step + 1) / 10) for step in range(100)]
     expected += [1e-3 * (0.5 + 0.5 * (1 - math.sqrt(done / 40))) for done in range(40)]
@@ -50,7 +50,7 @@ def test_rates_are_the_closed_forms_of_ettin_s_configurations() -> None:
 def test_revisions_by_tokens_are_the_steps_at_which_the_tokens_so_far_reach_a_multiple() -> None:
     for every in (100, 1_000, 3_333, 10**9):
         own = recipe(revisions_every_tokens=every)
-        segments = history(parse("1m-mlm30-160-clm-180"), own).segments
+        segments = history(parse_name("1m-mlm30-160-clm-180"), own).segments
         lengths = [16] * 100 + [64] * 80  # a phase keeps the length of the one before
         seen = np.cumsum([length * len(samples_of(segments, step, own)) for step, length in enumerate(lengths)])
         expected = [
@@ -93,7 +93,7 @@ def test_no_row_is_lost_or_doubled_and_phases_of_one_length_go_on_in_one_order()
     phases = ({"name": "a", "steps": 12, "batch_warmup": {"steps": 7, "first": 4}}, {"name": "b", "steps": 5, "block_length": 32},
               {"name": "c", "steps": 4, "block_length": 16, "batch": 8})  # fmt: skip
     made = recipe(*phases)
-    segments = history(parse("1m-clm-21"), made).segments
+    segments = history(parse_name("1m-clm-21"), made).segments
     blocks, rows = {16: 1000, 32: 500}, dict[int, list[int]]()
     for step in range(21):
         length = made.during(segment_at(segments, step).phase).block_length
@@ -114,7 +114,7 @@ def test_models_share_their_trunk_through_all_phases() -> None:
         "1m-mlm30-140-mlm15-160",
         "1m-clm-160",
     )
-    plan = make_plan([parse(name) for name in names], recipe())
+    plan = make_plan([parse_name(name) for name in names], recipe())
     assert [(stage.title, stage.end.segments[-1].phase.name) for stage in plan.tree() if stage.end.segments[-1].phase] == [
         ("1m mlm30 0-100", "pretrain"), ("1m mlm30 100-140", "ext"), ("1m mlm30 140-160", "decay"),
         ("1m clm 160-180", "cross"), ("1m mlm15 140-160", "decay"),
@@ -126,7 +126,7 @@ def test_models_share_their_trunk_through_all_phases() -> None:
 def test_keys_have_what_changes_the_weights_and_nothing_else() -> None:
     def key(name: str, *phases: dict[str, Any], **more: Any) -> str:
         made = recipe(*phases, **more)
-        return history(parse(name), made).key(fingerprint(made, "corpus", 100))
+        return history(parse_name(name), made).key(study_fingerprint(made, "corpus", 100))
 
     first, second = ETTIN[:2]
     own = key("1m-clm-140", first, second)
@@ -149,7 +149,7 @@ def test_keys_have_what_changes_the_weights_and_nothing_else() -> None:
 def test_an_untrained_model_s_key_has_the_shape_that_it_takes_from_the_first_phase() -> None:
     def key(*phases: dict[str, Any], **more: Any) -> str:
         made = recipe(*phases, **more) if phases else Recipe(block_length=16, batch=16, workers=2, **more)
-        return history(parse("1m-untrained"), made).key(fingerprint(Recipe(batch=16), "corpus", 100))
+        return history(parse_name("1m-untrained"), made).key(study_fingerprint(Recipe(batch=16), "corpus", 100))
 
     phase = {"name": "a", "steps": 5}
     keys = [
@@ -185,17 +185,17 @@ def test_a_micro_batch_in_tokens_fits_the_sequences_of_each_phase_and_divides_it
 
 def test_a_micro_batch_in_tokens_is_no_part_of_a_key() -> None:
     made = [recipe(micro_batch_tokens=tokens) for tokens in (None, 64, 128)]
-    keys = {history(parse("1m-clm-160"), each).key(fingerprint(each, "corpus", 100)) for each in made}
+    keys = {history(parse_name("1m-clm-160"), each).key(study_fingerprint(each, "corpus", 100)) for each in made}
     assert len(keys) == 1
 
 
 def test_a_warm_up_of_a_whole_phase_without_decay_is_allowed() -> None:
-    assert history(parse("1m-clm-5"), recipe({"name": "a", "steps": 5, "warmup_steps": 5})).step == 5
+    assert history(parse_name("1m-clm-5"), recipe({"name": "a", "steps": 5, "warmup_steps": 5})).step == 5
 
 
 def test_costs_count_each_phase_s_tokens() -> None:
     made = recipe()
-    plan = make_plan([parse("1m-clm-160")], made)
+    plan = make_plan([parse_name("1m-clm-160")], made)
     phases = made.phases_of("1m")
     tokens = sum(
         phase.batch_at(step) * phase.block_length for phase in phases[:3] for step in range(phase.start, phase.stop)
@@ -206,7 +206,7 @@ def test_costs_count_each_phase_s_tokens() -> None:
 def test_without_phases_nothing_is_new() -> None:
     plain = Recipe()
     assert not {"phases", "phases_by_size", "rope_base", "local_rope_base"} & plain.identity().keys()
-    segments = history(parse("1m-clm-5k"), plain).segments
+    segments = history(parse_name("1m-clm-5k"), plain).segments
     assert [segment.identity() for segment in segments] == [["clm", 0, 3000, 0, None], ["clm", 3000, 5000, 0, 5000]]
     assert samples_of(segments, 3100, plain) == range(3100 * 1152, 3101 * 1152)
 
@@ -224,7 +224,7 @@ def test_without_phases_nothing_is_new() -> None:
 )
 def test_a_name_that_does_not_fit_the_phases_says_where_they_end(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        history(parse(name), recipe())
+        history(parse_name(name), recipe())
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_wrong_phases_are_refused(changes: dict[str, Any], message: str) -> None
 
 def test_phases_by_size_are_those_of_the_size() -> None:
     made = recipe({"name": "a", "steps": 7}, phases_by_size={"2m": [{"name": "a", "steps": 9}]})
-    assert history(parse("2m-clm-9"), made).step == 9
-    assert history(parse("1m-clm-7"), made).step == 7
+    assert history(parse_name("2m-clm-9"), made).step == 9
+    assert history(parse_name("1m-clm-7"), made).step == 7
 
 
 def test_settings_that_a_phase_cannot_have_are_named() -> None:
@@ -279,7 +279,7 @@ def test_settings_that_a_phase_cannot_have_are_named() -> None:
 
 def test_new_moments_in_the_first_phase_make_no_other_states() -> None:
     keys = [
-        history(parse("1m-clm-5"), recipe({"name": "a", "steps": 5, "moments": moments})).key("x")
+        history(parse_name("1m-clm-5"), recipe({"name": "a", "steps": 5, "moments": moments})).key("x")
         for moments in ("keep", "new")
     ]
     assert keys[0] == keys[1]

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import Segment
-from mlmclm.plans.stages import Plan, State, fingerprint, history, make_plan
+from mlmclm.plans.stages import Plan, State, history, make_plan, study_fingerprint
 from mlmclm.schedules.decay import learning_rate
 from mlmclm.studies.prepare import _padded_with_eos
 from small_models import small_tokenizer
@@ -23,7 +23,7 @@ RECIPE = Recipe(warmup_steps=20, decay_steps=50)
 
 
 def plan(*names: str) -> Plan:
-    return make_plan([parse(name) for name in names], RECIPE)
+    return make_plan([parse_name(name) for name in names], RECIPE)
 
 
 def test_the_quickstart_models_share_the_first_steps_of_clm() -> None:
@@ -85,19 +85,19 @@ def test_a_phase_that_would_never_reach_the_peak_is_refused_with_what_to_change(
     with pytest.raises(
         UserError, match=r"610m-clm-dec42k-mlm40-44k.*from 42,000 to 44,000 .*End at step 46,000.*rewarmup_steps"
     ):
-        history(parse("610m-clm-dec42k-mlm40-44k"), published)
+        history(parse_name("610m-clm-dec42k-mlm40-44k"), published)
     with pytest.raises(
         UserError, match=r"warmup_steps 2,000 and decay_steps 2,000 together.*End at step 4,000 or later"
     ):
-        history(parse("610m-clm-3k"), published)
+        history(parse_name("610m-clm-3k"), published)
     with pytest.raises(UserError, match=r"rewarmup_steps 30 and decay_steps 50 together.*shorten rewarmup_steps"):
-        history(parse("2m-clm-dec100-mlm40-170"), Recipe(warmup_steps=20, rewarmup_steps=30, decay_steps=50))
+        history(parse_name("2m-clm-dec100-mlm40-170"), Recipe(warmup_steps=20, rewarmup_steps=30, decay_steps=50))
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"the 100 steps from 0 to 100 are fewer than the recipe's warmup_steps 101"):
-        history(parse("2m-clm-100"), Recipe(warmup_steps=101, decay_steps=0))
-    history(parse("2m-clm-100"), Recipe(warmup_steps=100, decay_steps=0))
+        history(parse_name("2m-clm-100"), Recipe(warmup_steps=101, decay_steps=0))
+    history(parse_name("2m-clm-100"), Recipe(warmup_steps=100, decay_steps=0))
 
 
 def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
@@ -107,7 +107,7 @@ def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
         again = chance.choice([None, 0, chance.randint(0, 20)])
         recipe = Recipe(warmup_steps=chance.randint(0, 20), decay_steps=chance.randint(0, 20), rewarmup_steps=again)
         a, b = chance.randint(1, 30), chance.randint(1, 30)
-        name = parse(f"2m-clm-{chance.choice(['', 'dec'])}{a}-mlm40-{a + b}")
+        name = parse_name(f"2m-clm-{chance.choice(['', 'dec'])}{a}-mlm40-{a + b}")
         try:
             segments = history(name, recipe).segments
         except UserError:
@@ -122,22 +122,22 @@ def test_every_phase_that_is_not_refused_reaches_the_peak() -> None:
 
 def test_a_decay_that_begins_with_the_last_step_of_the_warm_up_is_no_mistake() -> None:
     recipe = Recipe(warmup_steps=5, decay_steps=4)
-    segments = history(parse("2m-clm-8"), recipe).segments
+    segments = history(parse_name("2m-clm-8"), recipe).segments
     assert (
         max(segment.rate(step, recipe) for segment in segments for step in range(segment.start, segment.stop))
         == recipe.peak_learning_rate
     )
     with pytest.raises(UserError, match="never reach its peak"):
-        history(parse("2m-clm-7"), recipe)
+        history(parse_name("2m-clm-7"), recipe)
 
 
 def test_a_warm_up_of_its_own_after_a_decay_changes_the_rates_and_keys_of_what_follows_only() -> None:
-    name, own = parse("2m-clm-dec600-mlm40-900"), Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=0)
+    name, own = parse_name("2m-clm-dec600-mlm40-900"), Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=0)
     usual, other = history(name, RECIPE), history(name, own)
     assert other.segments[-2].rate(600, own) == own.peak_learning_rate
-    assert fingerprint(RECIPE, "corpus", 10) == fingerprint(own, "corpus", 10)
+    assert study_fingerprint(RECIPE, "corpus", 10) == study_fingerprint(own, "corpus", 10)
     assert usual.key("a") != other.key("a")
-    assert history(parse("2m-clm-600"), RECIPE).key("a") == history(parse("2m-clm-600"), own).key("a")
+    assert history(parse_name("2m-clm-600"), RECIPE).key("a") == history(parse_name("2m-clm-600"), own).key("a")
     same = Recipe(warmup_steps=20, decay_steps=50, rewarmup_steps=20)
     assert history(name, same).key("a") == usual.key("a")
 
@@ -185,24 +185,27 @@ def _path_until(state: State, step: int) -> tuple[object, ...]:
 
 
 def test_a_state_s_key_changes_with_history_recipe_and_nothing_else() -> None:
-    state = history(parse("2m-clm-600"), RECIPE)
+    state = history(parse_name("2m-clm-600"), RECIPE)
     keys = [
         state.key("a"),
         state.key("b"),
-        history(parse("2m-clm-601"), RECIPE).key("a"),
-        history(parse("1m-clm-600"), RECIPE).key("a"),
-        history(parse("2m-clm-600"), Recipe(warmup_steps=20, decay_steps=51)).key("a"),
+        history(parse_name("2m-clm-601"), RECIPE).key("a"),
+        history(parse_name("1m-clm-600"), RECIPE).key("a"),
+        history(parse_name("2m-clm-600"), Recipe(warmup_steps=20, decay_steps=51)).key("a"),
     ]
     assert len(set(keys)) == len(keys)
-    assert history(parse("2m-clm-600-100"), RECIPE).key("a") == State(
-        "2m", (Segment(parse("2m-clm-600").phases[0].objective, 0, 100, 0),)
+    assert history(parse_name("2m-clm-600-100"), RECIPE).key("a") == State(
+        "2m", (Segment(parse_name("2m-clm-600").phases[0].objective, 0, 100, 0),)
     ).key("a")
 
 
 def test_the_default_corruption_leaves_a_state_s_key_as_it_was_before_there_was_a_choice() -> None:
-    assert fingerprint(Recipe(), "k", 5) != fingerprint(Recipe(), "k", 5, padded_with_eos=True)
+    assert study_fingerprint(Recipe(), "k", 5) != study_fingerprint(Recipe(), "k", 5, padded_with_eos=True)
     spelled = {"mask": 1.0, "random": 0.0, "keep": 0.0}
-    assert fingerprint(Recipe(batch=2304), "k", 5) == "aee61cceeca6c82878cffe26bdf61454316a0712600aa3c14c21ae36c751a424"
+    assert (
+        study_fingerprint(Recipe(batch=2304), "k", 5)
+        == "aee61cceeca6c82878cffe26bdf61454316a0712600aa3c14c21ae36c751a424"
+    )
     assert Recipe.model_validate({"corruption": spelled}).identity() == Recipe().identity()
     bert = {"mask": 0.8, "random": 0.1, "keep": 0.1}
     assert Recipe.model_validate({"corruption": bert}).identity() == Recipe().identity() | {"corruption": bert}
@@ -266,7 +269,7 @@ def test_a_study_is_another_one_where_a_pad_token_is_eos(tmp_path: Path) -> None
         tokenizer.pad_token = pad
         tokenizer.save_pretrained(tmp_path / name)
     (tmp_path / "given").mkdir()
-    study, given = SimpleNamespace(parsed=[parse("1m-clm-600")]), SimpleNamespace(folder=tmp_path / "given")
+    study, given = SimpleNamespace(parsed=[parse_name("1m-clm-600")]), SimpleNamespace(folder=tmp_path / "given")
     for corpus, given_pad, expected in (
         ("own", None, False),
         ("shared", None, True),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import RECIPE_KEYS, Recipe
 from mlmclm.pretraining.engine import deepspeed_config
@@ -22,7 +22,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("key", RECIPE_KEYS)
 def test_a_deepspeed_key_that_the_recipe_decides_is_an_error_that_names_the_recipe_s_field(key: str) -> None:
     with pytest.raises(UserError) as error:
-        parse(Recipe, {"deepspeed": nested(key, 77)}, where="study.yaml")
+        parse_config(Recipe, {"deepspeed": nested(key, 77)}, where="study.yaml")
     text = str(error.value)
     assert text.startswith(f"study.yaml: deepspeed: {key}: 77 contradicts the recipe")
     fields = [part for part in RECIPE_KEYS[key].split("'") if part in Recipe.model_fields]

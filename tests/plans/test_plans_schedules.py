@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_wsd_schedule
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.plans.recipe import Recipe
 from mlmclm.schedules.decay import DECAYS, learning_rate
@@ -62,4 +62,4 @@ def test_the_recipe_names_a_law_and_keys_of_states_know_it_only_where_it_is_not_
     assert "decay" not in Recipe().identity()
     assert Recipe(decay="cosine").identity()["decay"] == "cosine"
     with pytest.raises(UserError, match=r"decay: unknown schedule 'cosin'\. Did you mean 'cosine'\?"):
-        parse(Recipe, {"decay": "cosin"}, where="study.yaml")
+        parse_config(Recipe, {"decay": "cosin"}, where="study.yaml")

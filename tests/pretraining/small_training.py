@@ -8,7 +8,7 @@ from typing import Any
 
 from mlmclm.plans.recipe import Recipe
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 
 
@@ -17,7 +17,7 @@ def prepared(study_path: Path, store: Path, *models: str, **recipe: Any) -> Prep
     study = load_study(study_path)
     changed = Recipe.model_validate(study.recipe.model_dump() | recipe)
     changed_study = study.model_copy(update={"models": models, "baseline": None, "recipe": changed})
-    return prepare(changed_study, Place(store, study_path.parent / "data"))
+    return prepare_study(changed_study, Place(store, study_path.parent / "data"))
 
 
 def dying_at(number: int) -> Callable[[dict[str, Any]], None]:

@@ -38,9 +38,9 @@ from mlmclm.pretraining.engine import Evaluation
 from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.step_meter import StepMeter
 from mlmclm.pretraining.step_metrics import StepMetrics
-from mlmclm.pretraining.worker import train
+from mlmclm.pretraining.worker import training_loop
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.pretrain_models import utilisation
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
@@ -117,7 +117,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> StageJob:
         "checkpoint_every": 10, "evaluate_every": 20, "evaluation_blocks": 8, "workers": 1,
     }  # fmt: skip
     path = write_study(folder, models=[f"1m-clm-{LAST}"], baseline=None, recipe=recipe)
-    made = prepare(load_study(path), Place(folder / "store", folder / "data"))
+    made = prepare_study(load_study(path), Place(folder / "store", folder / "data"))
     (stage,) = made.plan.stages
     return StageJob(
         stage=stage, shape=SIZES["1m"], store=made.place.store, run_folder=folder,
@@ -143,7 +143,7 @@ def test_a_callback_from_outside_sees_each_step_with_its_metrics_and_each_valida
 ) -> None:
     stage = running(template, tmp_path, FakeEngine())
     outside = Outside(stage)
-    train(stage, StepMeter(stage.job, stage.engine, 400), [outside])
+    training_loop(stage, StepMeter(stage.job, stage.engine, 400), [outside])
     checked = [("validation", step, 3.0) for step in (20, LAST)]
     expected = ["start", *range(1, 20), checked[0], *range(20, LAST), checked[1], LAST, "end"]
     assert outside.seen == expected
@@ -166,7 +166,7 @@ def test_a_callback_that_weights_may_depend_on_sees_the_same_however_training_is
             job, engine = replace(template, whole_recipe=recipe, stage=Stage(first, tuple(deposited))), FakeEngine()
             stage = running(job, tmp_path, engine, start=first.step)
             outside = Outside(KeyedStage(stage, each_step=Outside.needs_each_step()))
-            train(stage, StepMeter(stage.job, engine, 400), [outside, MetricsLog(stage)])
+            training_loop(stage, StepMeter(stage.job, engine, 400), [outside, MetricsLog(stage)])
             events += [each for each in outside.seen if each not in ("start", "end")]
             metrics += outside.metrics
             assert outside.calls == deposited[-1].step - first.step, "one for each step"
@@ -234,7 +234,7 @@ def test_batches_that_a_thread_prepares_for_a_device_of_its_own_are_the_same_in_
         engine.step = take  # type: ignore[method-assign]
         makers.clear()
         stage = running(replace(template, whole_recipe=recipe, train=corpus), tmp_path, engine, start=3)
-        train(stage, StepMeter(stage.job, engine, 400), [])
+        training_loop(stage, StepMeter(stage.job, engine, 400), [])
         assert len(makers) == LAST - 3, "each step's batch is made once"
         assert all(name.startswith("mlmclm-read-ahead") == apart for name in makers)
     assert len(batches[True]) == LAST - 3
@@ -275,7 +275,7 @@ def test_utilisation_is_given_by_the_measured_peak_and_by_the_published_one_wher
     recipe = template.whole_recipe.model_copy(update={"precision": precision})
     stage = running(replace(template, whole_recipe=recipe), tmp_path, FakeEngine())
     outside, log = Outside(stage), MetricsLog(stage)
-    train(stage, StepMeter(stage.job, stage.engine, 400), [outside, log])
+    training_loop(stage, StepMeter(stage.job, stage.engine, 400), [outside, log])
     (first, *_), (line, *_) = outside.metrics, lines(stage)
     assert line["published_utilisation"] == first.published_utilisation
     assert first.utilisation > 0
@@ -292,7 +292,7 @@ def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finit
 ) -> None:
     stage = running(template, tmp_path, FakeEngine(diverges_at=13))
     outside = Outside(stage)
-    train(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), outside, MetricsLog(stage)])
+    training_loop(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), outside, MetricsLog(stage)])
     assert outside.seen == ["start", *range(1, 20), "end"]
     assert [line["step"] for line in lines(stage)] == list(range(1, 13))
     stopped = json.loads(stage.job.stop_path.read_text())
@@ -310,7 +310,7 @@ def test_the_loss_of_a_step_without_a_labelled_token_is_absent_and_stops_nothing
 
     seen: dict[int, float] = {}
     stage = running(template, tmp_path, FakeEngine(unlabelled=3))
-    train(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), Asking(stage), MetricsLog(stage)])
+    training_loop(stage, StepMeter(stage.job, stage.engine, 400), [StopRule(stage), Asking(stage), MetricsLog(stage)])
     assert [line["loss"] for line in lines(stage) if "loss" in line] == [2.0, 2.0, None, *[2.0] * (LAST - 3)]
     assert seen == pytest.approx({step: 2.0 if step != 3 else float("nan") for step in range(1, LAST + 1)}, nan_ok=True)
     assert not stage.job.stop_path.exists()

@@ -20,18 +20,18 @@ from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.evaluation.token_ids import Texts
-from mlmclm.models.build import build
+from mlmclm.models.build import build_model
 from mlmclm.models.sizes import SIZES
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import check_architecture, first_config
-from mlmclm.pretraining.seen import seen
+from mlmclm.pretraining.seen import training_batches
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.facts import flops, state_facts, tokens_by_source
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import prepare_tasks
 from small_study import write_mixed
@@ -55,8 +55,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(session: None, path: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
-    made = prepare(load_study(path), Place(tmp_path_factory.mktemp("store"), path.parent / "data"))
-    pretrain(made)
+    made = prepare_study(load_study(path), Place(tmp_path_factory.mktemp("store"), path.parent / "data"))
+    train_missing_stages(made)
     return made
 
 
@@ -85,16 +85,18 @@ def logits(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor, causal
 
 @pytest.mark.slow
 def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: PreparedStudy) -> None:
-    name, recipe = parse(MODELS[-1]), trained.study.recipe
+    name, recipe = parse_name(MODELS[-1]), trained.study.recipe
     end = special_ids(trained.corpus.tokenizer)["eos"]
     config = first_config("1m", None, trained.corpus.tokenizer, Recipe(block_length=61))
     config._attn_implementation = "eager"
-    model = build(config, recipe.seed)
+    model = build_model(config, recipe.seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-3, betas=recipe.adam_betas, eps=recipe.adam_eps, weight_decay=recipe.weight_decay
     )
     losses, tokens, shorter = [], [], []
-    for batch in seen(trained.corpus.train, recipe, range(10), model=name, tokenizer=trained.corpus.tokenizer):
+    for batch in training_batches(
+        trained.corpus.train, recipe, range(10), model=name, tokenizer=trained.corpus.tokenizer
+    ):
         rows = chunks(trained, 20 if batch.step < 5 else 61, None if batch.step < 5 else (("verse", 1),))
         assert np.array_equal(batch.lengths, row_lengths(rows.take(batch.blocks), end))
         assert (batch.blocks >= rows.first["verse"]).sum() == (2 if batch.step < 5 else 4)
@@ -132,7 +134,7 @@ def test_chunks_in_two_phases_are_a_plain_loop_over_padded_rows(trained: Prepare
 
 @pytest.mark.slow
 def test_chunks_are_counted_in_the_sources_that_are_read_only(trained: PreparedStudy) -> None:
-    flops(trained.target(parse(MODELS[-1])), trained.study.recipe, SIZES["1m"], 400, trained.corpus)
+    flops(trained.target(parse_name(MODELS[-1])), trained.study.recipe, SIZES["1m"], 400, trained.corpus)
     for name, lengths in (("prose", {20}), ("verse", {20, 61})):
         folder = trained.corpus.sources[name].folder
         assert {int(file.stem.rpartition("-")[2]) for file in folder.glob("chunks-train-*.json")} == lengths
@@ -140,8 +142,8 @@ def test_chunks_are_counted_in_the_sources_that_are_read_only(trained: PreparedS
 
 @pytest.mark.slow
 def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
-    name, recipe = parse(MODELS[0]), trained.study.recipe
-    batches = seen(trained.corpus.train, recipe, range(5), model=name, tokenizer=trained.corpus.tokenizer)
+    name, recipe = parse_name(MODELS[0]), trained.study.recipe
+    batches = training_batches(trained.corpus.train, recipe, range(5), model=name, tokenizer=trained.corpus.tokenizer)
     each = [int(batch.lengths.sum()) for batch in batches]
     tokens = sum(each)
     curve = [row for row in trained.curve(name) if "loss" in row]
@@ -154,7 +156,7 @@ def test_tokens_per_second_leave_filling_out(trained: PreparedStudy) -> None:
 
 @pytest.mark.slow
 def test_the_card_counts_tokens_and_flops_without_filling(trained: PreparedStudy) -> None:
-    name, study = parse(MODELS[0]), trained.study
+    name, study = parse_name(MODELS[0]), trained.study
     state = trained.target(name)
     facts = state_facts(name, state, study.recipe, trained.corpus, study.sources, [])
     means = {source: mean_length(trained, source, 20) for source in ("prose", "verse")}
@@ -178,7 +180,7 @@ def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: Prepared
     ids = special_ids(trained.corpus.tokenizer)
     export_models(trained)
     for model, part, kind in ((MODELS[0], "", AutoModelForMaskedLM), (MODELS[1], "decoder", AutoModelForCausalLM)):
-        folder = trained.model_folder(parse(model)) / part
+        folder = trained.model_folder(parse_name(model)) / part
         kind.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         text = tokenizer("Anna was here")["input_ids"]
@@ -186,9 +188,11 @@ def test_exported_tokenizers_begin_texts_with_bos_as_chunks_do(trained: Prepared
         assert text.count(ids["bos"]) == 1 and text.count(ids["eos"]) == (part == "")
         own = Texts.of(tokenizer)
         assert (own.start, own.end) == ([ids["bos"]], [ids["eos"]] if part == "" else [])
-    pair = AutoTokenizer.from_pretrained(trained.model_folder(parse(MODELS[0])))("Anna", "Berta")["input_ids"]
+    pair = AutoTokenizer.from_pretrained(trained.model_folder(parse_name(MODELS[0])))("Anna", "Berta")["input_ids"]
     assert pair[0] == ids["bos"] and pair.count(ids["eos"]) == 2 and pair[-1] == ids["eos"]
-    generation = json.loads((trained.model_folder(parse(MODELS[1])) / "decoder" / "generation_config.json").read_text())
+    generation = json.loads(
+        (trained.model_folder(parse_name(MODELS[1])) / "decoder" / "generation_config.json").read_text()
+    )
     assert generation["bos_token_id"] == ids["bos"] and generation["eos_token_id"] == ids["eos"]
 
 
@@ -211,8 +215,8 @@ def test_the_order_of_the_data_is_exported_without_filling(
     rows = datasets.load_dataset(str(tmp_path / "order"), split="train", cache_dir=str(tmp_path / "cache"))
     wanted = [
         {"input_ids": ids[:length], "step": batch.step}
-        for batch in seen(
-            trained.corpus.train, trained.study.recipe, range(10), model=parse(MODELS[-1]),
+        for batch in training_batches(
+            trained.corpus.train, trained.study.recipe, range(10), model=parse_name(MODELS[-1]),
             tokenizer=trained.corpus.tokenizer, masked=False,
         )
         for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True)

@@ -77,7 +77,7 @@ def test_layers_of_a_kind_are_compiled_once_whatever_the_documents_lengths(
     from transformers import EuroBertConfig, ModernBertConfig
 
     from mlmclm.backends.packing import Packing
-    from mlmclm.models.build import PretrainingModel, build
+    from mlmclm.models.build import PretrainingModel, build_model
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     chance = np.random.default_rng(0)
@@ -94,7 +94,8 @@ def test_layers_of_a_kind_are_compiled_once_whatever_the_documents_lengths(
         torch._dynamo.reset()
         counters.clear()
         compiled, plain = (
-            PretrainingModel(build(kinds[kind](**shape), 0), precision="fp32", compiled=one) for one in (True, False)
+            PretrainingModel(build_model(kinds[kind](**shape), 0), precision="fp32", compiled=one)
+            for one in (True, False)
         )
 
         def step(packing: Packing | None) -> None:
@@ -132,8 +133,8 @@ def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkey
     from mlmclm.plans.recipe import Recipe
     from mlmclm.pretraining import states
     from mlmclm.studies.place import Place
-    from mlmclm.studies.prepare import prepare
-    from mlmclm.studies.pretrain_models import pretrain
+    from mlmclm.studies.prepare import prepare_study
+    from mlmclm.studies.pretrain_models import train_missing_stages
     from mlmclm.studies.study_file import load_study
     from small_study import write_study
 
@@ -145,8 +146,8 @@ def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkey
         for compiled in (False, True):
             recipe = Recipe.model_validate(study.recipe.model_dump() | {"compile": compiled, "zero_stage": 2})
             place = Place(tmp_path / f"store-{compiled}", tmp_path / "data")
-            made = prepare(study.model_copy(update={"recipe": recipe}), place)
-            pretrain(made)
+            made = prepare_study(study.model_copy(update={"recipe": recipe}), place)
+            train_missing_stages(made)
             curves.append(states.curve(place.store, made.plan.targets[0].key(made.fingerprint)))
     for name in ("loss", "validation_loss", "validation_accuracy"):
         plain, compiled_curve = ([row[name] for row in curve if name in row] for curve in curves)

@@ -19,7 +19,7 @@ from mlmclm.launches import run_stage as launch
 from mlmclm.launches.worker_entry import run_in_worker
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states, worker
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -67,7 +67,7 @@ def test_all_workers_compute_deterministically_and_to_the_same_bits(
     for wanted in (False, True):
         store = tmp_path / str(wanted)
         made = prepared(study_path, store, "1m-mlm40-10", deterministic=wanted)
-        pretrain(made)
+        train_missing_stages(made)
         marks = sorted(path.name for path in store.glob("deterministic-*"))
         assert marks == (["deterministic-0", "deterministic-1"] if wanted else [])
         key = made.plan.targets[0].key(made.fingerprint)
@@ -92,4 +92,4 @@ def test_a_stage_with_an_operation_that_has_no_deterministic_form_ends_with_its_
 
     monkeypatch.setattr(launch, "run_in_worker", refused)
     with pytest.raises(UserError, match=r"recipe\.deterministic: put_ has no deterministic form"):
-        pretrain(prepared(study_path, tmp_path, "1m-mlm40-10", deterministic=True))
+        train_missing_stages(prepared(study_path, tmp_path, "1m-mlm40-10", deterministic=True))

@@ -14,7 +14,7 @@ from small_training import prepared
 
 from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.pretraining import states
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 from ray_nodes import head_with_nodes
 from small_study import write_study
 
@@ -67,7 +67,7 @@ def test_a_stage_goes_on_with_one_worker_when_a_node_is_lost_and_with_two_when_o
     study = write_study(tmp_path / "study", corpus=corpus)
     alone = prepared(study, tmp_path / "alone", MODEL)
     nodes = [raylets.add_node(wait=True, num_cpus=1) for _ in range(2)]
-    pretrain(alone)
+    train_missing_stages(alone)
 
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -94,7 +94,7 @@ def test_a_stage_goes_on_with_one_worker_when_a_node_is_lost_and_with_two_when_o
     thread = threading.Thread(target=lose_and_add)
     thread.start()
     try:
-        pretrain(elastic)
+        train_missing_stages(elastic)
     finally:
         thread.join()
         for node in nodes:

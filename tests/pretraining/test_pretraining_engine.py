@@ -25,7 +25,7 @@ with not_found("mlflow"):  # as in a stage's worker
 from pathlib import Path
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of
-from mlmclm.models.build import PretrainingModel, build, hollow
+from mlmclm.models.build import PretrainingModel, build_model, hollow
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
 from mlmclm.pretraining import checkpoints
@@ -99,14 +99,14 @@ for case in cases:
         precision=case["precision"], adam_eps=1e-8, clip=1.0, weight_decay=0.1,
         deepspeed=case.get("deepspeed", {})) | case.get("recipe", {}))
     config = next((each for name, each in configs.items() if name in case["name"]), eurobert)
-    model = build(config, 0)
+    model = build_model(config, 0)
     state = fresh(weights_of(model)) if case.get("given", True) else None
     if case.get("start"):
         state = read_tensors(Path(folder) / case["start"])
     if case.get("hollow"):
         model = hollow(config)
         state = TrainingState(state.step, Watched(state.weights, model), state.first, state.second)
-    first = fresh(weights_of(build(config, 0))).weights if state is None else dict(state.weights)
+    first = fresh(weights_of(build_model(config, 0))).weights if state is None else dict(state.weights)
     wrapped = PretrainingModel(model, precision=case["precision"], activation_checkpointing=case.get("again", False),
         compiled=recipe.compile)
     create = Host.create

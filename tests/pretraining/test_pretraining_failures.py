@@ -24,8 +24,8 @@ from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.prepare import prepare_study
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 
 
@@ -34,8 +34,8 @@ def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(
 ) -> None:
     monkeypatch.setattr(launch, "run_in_worker", dying_at(13))
     study = load_study(finished_study.study).model_copy(update={"models": ("1m-clm-30",), "baseline": None})
-    disturbed = prepare(study, Place(tmp_path, finished_study.study.parent / "data"))
-    pretrain(disturbed)
+    disturbed = prepare_study(study, Place(tmp_path, finished_study.study.parent / "data"))
+    train_missing_stages(disturbed)
     assert (tmp_path / "killed-0").exists(), "no worker was killed, so nothing was tested"
     key = disturbed.plan.targets[0].key(disturbed.fingerprint)
     found, expected = (
@@ -66,8 +66,8 @@ def test_a_stage_whose_worker_is_killed_while_it_writes_a_part_goes_on_and_ends_
 ) -> None:
     monkeypatch.setattr(launch, "run_in_worker", dying_in_a_write(2_000_000))
     study = load_study(finished_study.study).model_copy(update={"models": ("1m-clm-30",), "baseline": None})
-    disturbed = prepare(study, Place(tmp_path, finished_study.study.parent / "data"))
-    pretrain(disturbed)
+    disturbed = prepare_study(study, Place(tmp_path, finished_study.study.parent / "data"))
+    train_missing_stages(disturbed)
     assert not Path((tmp_path / "killed").read_text()).exists(), "what was half written is deleted"
     key = disturbed.plan.targets[0].key(disturbed.fingerprint)
     (folder, expected) = (states.state_folder(store, key) for store in (tmp_path, finished_study.store))
@@ -92,7 +92,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step_and_its_block
         study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e30, warmup_steps=0, checkpoint_every=1, workers=1
     )
     with pytest.raises(UserError, match="is not finite at step") as raised:
-        pretrain(made)
+        train_missing_stages(made)
     message = str(raised.value)
     found = re.search(r"at step (\d+) \(learning rate 1e\+30\)\. Its batch is blocks ([\d, ]+) of", message)
     assert found is not None, message
@@ -113,7 +113,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run_too(session: None, st
     """The first step's loss and gradient are finite, and the weights that it leaves are not fit for anything."""
     made = prepared(study_path, tmp_path, "1m-mlm40-30", peak_learning_rate=1e39, warmup_steps=0, evaluate_every=1)
     with pytest.raises(UserError, match="the validation loss is not finite after step 1 ") as raised:
-        pretrain(made)
+        train_missing_stages(made)
     rows = sample_rows(len(made.corpus.train), range(8), 0).tolist()
     assert f"That step's batch, the last that changed the weights, is blocks {', '.join(map(str, rows))} of" in str(
         raised.value
@@ -144,7 +144,7 @@ def test_a_worker_without_memory_is_said_at_once_and_what_to_do(
 
     monkeypatch.setattr(launch, "run_in_worker", allocate)
     with pytest.raises(EnvironmentFault, match=r"ran out of memory.*micro_batch \(now 4"):
-        pretrain(prepared(study_path, tmp_path, "1m-clm-30", max_failures=3))
+        train_missing_stages(prepared(study_path, tmp_path, "1m-clm-30", max_failures=3))
     assert started(tmp_path) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_mistake_that_only_a_worker_can_find_is_said_at_once_and_in_its_own_wo
 
     monkeypatch.setattr(launch, "run_in_worker", refuse)
     with pytest.raises(UserError) as raised:
-        pretrain(prepared(study_path, tmp_path, "1m-clm-30", workers=1))
+        train_missing_stages(prepared(study_path, tmp_path, "1m-clm-30", workers=1))
     assert str(raised.value) == "pretraining stage '1m clm 0-30': recipe.compile: no compiler; set it to false."
     assert started(tmp_path) == 1
 
@@ -179,7 +179,7 @@ def test_a_crash_of_another_kind_is_tried_again_as_often_as_the_recipe_says(
 
     monkeypatch.setattr(launch, "run_in_worker", crash)
     with pytest.raises(EnvironmentFault, match="connection reset by peer"):
-        pretrain(prepared(study_path, tmp_path, "1m-clm-30", workers=1, max_failures=1))
+        train_missing_stages(prepared(study_path, tmp_path, "1m-clm-30", workers=1, max_failures=1))
     assert started(tmp_path) == 2
 
 

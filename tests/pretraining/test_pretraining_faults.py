@@ -19,7 +19,7 @@ from small_training import prepared
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 
 
 def weights(made: PreparedStudy, index: int = 0) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def one_worker_killed(store: Path, at: int) -> Iterator[None]:
 def interrupt(made: PreparedStudy, at: int) -> Path:
     """Pretrains until a worker is killed, and gives up then; returns the run's folder."""
     with one_worker_killed(made.place.store, at), pytest.raises(EnvironmentFault):
-        pretrain(made)
+        train_missing_stages(made)
     (folder,) = made.place.store.glob("runs/*")
     return folder
 
@@ -72,7 +72,7 @@ def flip_a_byte(path: Path) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     made = prepared(study_path, tmp_path_factory.mktemp("undisturbed"), "1m-mlm40-200")
-    pretrain(made)
+    train_missing_stages(made)
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_stage_under_zero_3_whose_workers_build_no_model_begins_with_the_same_
     undisturbed: PreparedStudy, study_path: Path, tmp_path: Path
 ) -> None:
     divided = prepared(study_path, tmp_path, "1m-mlm40-10", zero_stage=3)
-    pretrain(divided)
+    train_missing_stages(divided)
     first, other = (
         next(row for row in states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint)) if "loss" in row)
         for made in (undisturbed, divided)
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_is_not_whole_is_not_used_but_the_one_before_it(
         flip_a_byte(file)
     whole = [folder for _, folder in left if states.damage(folder) is None]
     assert whole == [folder for _, folder in left[1:]]
-    pretrain(disturbed)
+    train_missing_stages(disturbed)
     if fault != "cut short":  # one of the wrong size is deleted before anything starts
         assert f"{left[0][1]} is skipped: state.safetensors" in "".join(capsys.readouterr().err.split("\n"))
     assert same(weights(undisturbed), weights(disturbed))
@@ -128,7 +128,7 @@ def test_a_stage_goes_on_with_fewer_and_more_workers_and_another_zero_stage(
     for workers, zero_stage, until in ((2, 1, 20), (1, 2, 60)):
         interrupt(prepared(study_path, tmp_path, "1m-mlm40-200", max_failures=0, workers=workers, zero_stage=zero_stage), until)  # fmt: skip
     last = prepared(study_path, tmp_path, "1m-mlm40-200", workers=2, zero_stage=3)
-    pretrain(last)
+    train_missing_stages(last)
     assert curve(last) == pytest.approx(curve(undisturbed), abs=0.02)
 
 
@@ -137,14 +137,14 @@ def test_a_state_that_is_damaged_is_trained_again_before_another_stage_starts_fr
     session: None, study_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trunk = prepared(study_path, tmp_path / "store", "1m-clm-30")
-    pretrain(trunk)
+    train_missing_stages(trunk)
     for folder in (tmp_path / "store" / "states").glob("*"):
         flip_a_byte(folder / "state.safetensors")
     changed = prepared(study_path, tmp_path / "store", "1m-clm-dec30-mlm40-50")
-    pretrain(changed)
+    train_missing_stages(changed)
     assert "its checksum differs" in " ".join(capsys.readouterr().err.split())
     alone = prepared(study_path, tmp_path / "alone", "1m-clm-dec30-mlm40-50")
-    pretrain(alone)
+    train_missing_stages(alone)
     assert same(weights(alone), weights(changed))
 
 
@@ -155,22 +155,22 @@ def test_a_state_that_cannot_be_written_ends_the_run_and_says_which(
     made = prepared(study_path, tmp_path, "1m-clm-30", max_failures=0)
     (tmp_path / "states").write_text("a file where the folder should be")
     with pytest.raises(EnvironmentFault, match=f"{tmp_path / 'states'}.*cannot write"):
-        pretrain(made)
+        train_missing_stages(made)
     (tmp_path / "states").unlink()
-    pretrain(made)
+    train_missing_stages(made)
     assert not made.unfinished()
 
 
 @pytest.mark.slow
 def test_a_plan_that_grows_trains_only_what_is_missing(session: None, study_path: Path, tmp_path: Path) -> None:
     first = prepared(study_path, tmp_path / "store", "1m-clm-30")
-    pretrain(first)
+    train_missing_stages(first)
     before = weights(first)
     grown = prepared(study_path, tmp_path / "store", "1m-clm-30", "1m-clm-30-20")
     assert len(grown.unfinished()) == 1
-    pretrain(grown)
+    train_missing_stages(grown)
     assert not grown.unfinished()
     assert same(before, weights(grown))
     whole = prepared(study_path, tmp_path / "whole", "1m-clm-30-20")
-    pretrain(whole)
+    train_missing_stages(whole)
     assert same(weights(grown, 1), weights(whole))

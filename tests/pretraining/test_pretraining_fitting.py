@@ -17,13 +17,13 @@ from mlmclm.errors import EnvironmentFault
 from mlmclm.launches import run_stage as launch
 from mlmclm.launches import stage_errors
 from mlmclm.models.sizes import SIZES
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_fitted_is_where_stages_like_it_begin_unless_their_batches_are_too_
 ) -> None:
     warmed = {"name": "a", "steps": 10, "batch_warmup": {"steps": 5, "first": 4}}
     recipe = Recipe.model_validate({"block_length": 16, "batch": 8, "workers": 2, "phases": [warmed]})
-    (stage,) = make_plan([parse("1m-clm-10")], recipe).stages
+    (stage,) = make_plan([parse_name("1m-clm-10")], recipe).stages
     job = StageJob(
         stage=stage, shape=SIZES["1m"], store=tmp_path, run_folder=tmp_path, corpus="c",
         train=None, validation=None, tokenizer=tmp_path, whole_recipe=recipe, fingerprint="f", device="cuda",
@@ -143,17 +143,17 @@ def test_a_full_device_halves_the_micro_batch_of_all_workers_and_changes_nothing
     monkeypatch.setattr(launch, "run_in_worker", full_above(1))
     monkeypatch.setattr(launch, "_searches", lambda recipe, device: recipe.micro_batch is None)
     searched = prepared(study_path, tmp_path / "searched", "1m-mlm40-10", max_failures=0)
-    pretrain(searched)
+    train_missing_stages(searched)
     assert (tmp_path / "searched" / "refused").read_text() == "4 2 ", "each is tried once, before the next smaller one"
     assert "2 sequences at once don't fit into a worker's GPU; it goes on with 1" in capfd.readouterr().err
     given = prepared(study_path, tmp_path / "given", "1m-mlm40-10", micro_batch=1)
-    pretrain(given)
+    train_missing_stages(given)
     (found, record), (expected, other) = weights(searched, tmp_path / "searched"), weights(given, tmp_path / "given")
     assert record["system"]["micro_batch"] == other["system"]["micro_batch"] == 1
     assert record["recipe"]["micro_batch"] is None
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     # A replicate begins with what was found.
-    pretrain(prepared(study_path, tmp_path / "searched", "1m-mlm40-10-r2", max_failures=0))
+    train_missing_stages(prepared(study_path, tmp_path / "searched", "1m-mlm40-10-r2", max_failures=0))
     assert (tmp_path / "searched" / "refused").read_text() == "4 2 "
 
 
@@ -164,5 +164,5 @@ def test_a_device_that_is_full_with_one_sequence_ends_the_stage(
     monkeypatch.setattr(launch, "run_in_worker", full_above(0))
     monkeypatch.setattr(launch, "_searches", lambda recipe, device: True)
     with pytest.raises(EnvironmentFault, match=r"ran out of memory.*micro_batch \(now 1 sequences at once\)"):
-        pretrain(prepared(study_path, tmp_path, "1m-mlm40-10", batch=4, max_failures=0))
+        train_missing_stages(prepared(study_path, tmp_path, "1m-mlm40-10", batch=4, max_failures=0))
     assert (tmp_path / "refused").read_text() == "2 1 "

@@ -33,17 +33,17 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.models.architectures import final_states, load_weights, weights_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.sizes import parameters
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history, make_plan
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.pretraining.job import StageJob
-from mlmclm.pretraining.seen import seen
+from mlmclm.pretraining.seen import training_batches
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
 from mlmclm.studies.exports import export_models
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare, with_suite
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study, with_suite
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
 from small_models import save_small_decoder, save_small_model
@@ -66,7 +66,7 @@ def study(folder: Path, source: str | Path | None = None, **changes: Any) -> Pat
 
 
 def made(path: Path, store: Path | None = None) -> PreparedStudy:
-    return prepare(load_study(path), Place(store or path.parent / "store", path.parent / "data"))
+    return prepare_study(load_study(path), Place(store or path.parent / "store", path.parent / "data"))
 
 
 def job_of(prepared: PreparedStudy) -> StageJob:
@@ -142,11 +142,11 @@ def test_the_untrained_model_is_exported_as_an_encoder_that_transformers_loads(t
 
 def test_the_key_of_a_state_has_the_given_weights_in_it_and_that_of_another_is_as_it_was() -> None:
     recipe = Recipe(warmup_steps=2, decay_steps=4)
-    state = history(parse("1m-clm-10"), recipe)
+    state = history(parse_name("1m-clm-10"), recipe)
     segments = [segment.identity() for segment in state.segments]
     old = {"size": "1m", "legs": segments, "shared": "study", "engine": versions.STATES}
     assert state.key("study") == stable_hash(old)
-    keys = {history(parse("1m-clm-10"), recipe, initial).key("study") for initial in (None, "a", "b")}
+    keys = {history(parse_name("1m-clm-10"), recipe, initial).key("study") for initial in (None, "a", "b")}
     assert len(keys) == 3
 
 
@@ -395,9 +395,11 @@ def test_a_whole_study_continues_from_a_folder_on_real_ray(tmp_path: Path) -> No
     prepared = made(path)
     folder = tmp_path / "store" / "studies" / "small" / "models"
     start = AutoModelForMaskedLM.from_pretrained(folder / "tiny-untrained").eval()
-    name = parse("tiny-mlm40-20", prepared.study.sizes)
+    name = parse_name("tiny-mlm40-20", prepared.study.sizes)
     batch = next(
-        seen(prepared.corpus.train, prepared.study.recipe, range(1), model=name, tokenizer=prepared.corpus.tokenizer)
+        training_batches(
+            prepared.corpus.train, prepared.study.recipe, range(1), model=name, tokenizer=prepared.corpus.tokenizer
+        )
     )
     assert batch.labels is not None
     with torch.no_grad():
@@ -445,6 +447,6 @@ def test_bert_is_continued_from_on_real_ray(tmp_path: Path) -> None:
     assert type(decoder) is BertLMHeadModel
     prepared = made(path)
     curve = [
-        record["loss"] for record in prepared.curve(parse("tiny-clm-20", prepared.study.sizes)) if "loss" in record
+        record["loss"] for record in prepared.curve(parse_name("tiny-clm-20", prepared.study.sizes)) if "loss" in record
     ]
     assert len(curve) == 20 and curve[-1] < curve[0]

@@ -14,10 +14,10 @@ from mlmclm.objectives.objective import UNLABELLED
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.collator import Collator, separator
 from mlmclm.pretraining.initial import check_architecture
-from mlmclm.pretraining.seen import seen
+from mlmclm.pretraining.seen import training_batches
 from mlmclm.studies.facts import flops
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     study = load_study(path)
     recipe = Recipe.model_validate(study.recipe.model_dump() | {"isolate_documents": True})
     place = Place(tmp_path_factory.mktemp("store"), path.parent / "data")
-    return prepare(study.model_copy(update={"recipe": recipe}), place)
+    return prepare_study(study.model_copy(update={"recipe": recipe}), place)
 
 
 def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_were(made: PreparedStudy) -> None:
@@ -58,7 +58,7 @@ def test_only_a_document_s_first_tokens_lose_their_label_and_masks_stay_as_they_
 def test_data_order_shows_the_labels_that_are_trained_on(made: PreparedStudy) -> None:
     recipe = made.study.recipe
     name = next(name for name in made.study.parsed if str(name) == "1m-clm-30")
-    (batch,) = seen(made.corpus.train, recipe, range(4, 5), model=name, tokenizer=made.corpus.tokenizer)
+    (batch,) = training_batches(made.corpus.train, recipe, range(4, 5), model=name, tokenizer=made.corpus.tokenizer)
     assert batch.labels is not None
     ends = batch.input_ids[:, :-1] == separator(recipe, made.corpus.tokenizer)
     assert ends.any() and np.array_equal(batch.labels[:, :-1] == UNLABELLED, ends)

@@ -16,7 +16,7 @@ from mlmclm.corpora.blocks import Blocks, Shard
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.launches import run_stage as launch
 from mlmclm.launches.run_stage import run_stage, stage_leases
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import Plan, Stage, make_plan
 from mlmclm.pretraining import states
@@ -33,7 +33,7 @@ GIVEN: dict[str, Any] = {"corpus": CORPUS, "recipe": RECIPE, "fingerprint": PRIN
 
 
 def plan(*names: str) -> Plan:
-    return make_plan([parse(name) for name in names], RECIPE)
+    return make_plan([parse_name(name) for name in names], RECIPE)
 
 
 class Training:

@@ -16,9 +16,9 @@ from test_pretraining_engine import HEAD, run
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors
-from mlmclm.pretraining.parts import divided, owner, part_names
+from mlmclm.pretraining.parts import names_by_part, owner, part_names
 from mlmclm.pretraining.peers import Peers
-from mlmclm.storage.addresses import MANIFEST, bring
+from mlmclm.storage.addresses import MANIFEST, fetch_folder
 from mlmclm.storage.files import hash_file
 from mlmclm.storage.objects import ObjectPath, bucket_of
 from object_stores import HURRY
@@ -120,13 +120,13 @@ def test_every_tensor_is_in_one_part_of_at_most_the_limit_whatever_the_order() -
     chance = random.Random(0)
     for _ in range(200):
         sizes = {f"w/{number}": chance.randint(1, 150) for number in range(chance.randint(1, 40))}
-        parts = divided(sizes, 100)
+        parts = names_by_part(sizes, 100)
         assert sorted(name for part in parts for name in part) == sorted(sizes)
         assert all(len(part) == 1 or sum(sizes[name] for name in part) <= 100 for part in parts)
         shuffled = dict(chance.sample(list(sizes.items()), len(sizes)))
-        assert divided(shuffled, 100) == parts
+        assert names_by_part(shuffled, 100) == parts
         total = sum(sizes.values())
-        assert len(divided(sizes, total)) == 1 and (len(parts) == 1) == (len(sizes) == 1 or total <= 100)
+        assert len(names_by_part(sizes, total)) == 1 and (len(parts) == 1) == (len(sizes) == 1 or total <= 100)
     assert part_names(1) == ["state.safetensors"]
     assert part_names(4)[3] == "state-00004-of-00004.safetensors"
 
@@ -200,11 +200,11 @@ def test_each_worker_sends_its_parts_to_the_address_and_the_manifest_comes_last(
     one, two, third = (tmp_path / each / name / "states" / ("0" * 16) for each in ("one", "two", "three"))
     errors = write_by_threads(state, [one, two], elsewhere=elsewhere, broken=1)
     assert all(error is not None and "NoneType" in error for error in errors)
-    assert MANIFEST not in [path.name for path in ObjectPath(url).iterdir()] and not bring(third)
+    assert MANIFEST not in [path.name for path in ObjectPath(url).iterdir()] and not fetch_folder(third)
     assert write_by_threads(state, [one, two], elsewhere=elsewhere) == [None, None]
     assert one.is_dir() != elsewhere, "a machine that lacks parts has no folder that looks whole"
     assert not two.exists() and not [path for path in tmp_path.glob("*/*/states/.*") if path.is_dir()]
-    assert bring(third) and states.damage(third) is None
+    assert fetch_folder(third) and states.damage(third) is None
     found = read_tensors(third).weights
     assert found.keys() == state.weights.keys()
     assert all(torch.equal(found[name], weight) for name, weight in state.weights.items())

@@ -18,20 +18,20 @@ from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.errors import UserError
 from mlmclm.launches import run_stage as launch
 from mlmclm.models.architectures import set_rope
-from mlmclm.models.build import build
-from mlmclm.plans.names import parse
+from mlmclm.models.build import build_model
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.segments import revision_steps
 from mlmclm.pretraining import states
 from mlmclm.pretraining.collator import Collator
 from mlmclm.pretraining.initial import first_config
-from mlmclm.pretraining.seen import seen
+from mlmclm.pretraining.seen import training_batches
 from mlmclm.pretraining.worker import VALIDATION_STEP
 from mlmclm.studies.export_model import export_revisions
 from mlmclm.studies.exports import export_models, find_state
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from small_models import save_small_model
 from small_study import write_mixed
@@ -54,18 +54,18 @@ def prepared(study_path: Path, store: Path, models: tuple[str, ...] = MODELS, **
             "recipe": Recipe.model_validate(values | {"micro_batch_tokens": 64, "revisions_every": 4} | recipe),
         }
     )
-    return prepare(made, Place(store, study_path.parent / "data"))
+    return prepare_study(made, Place(store, study_path.parent / "data"))
 
 
 @pytest.fixture(scope="module")
 def trained(session: None, study_path: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
     made = prepared(study_path, tmp_path_factory.mktemp("store"), workers=1)
-    pretrain(made)
+    train_missing_stages(made)
     return made
 
 
 def weights(made: PreparedStudy, model: str) -> dict[str, torch.Tensor]:
-    key = made.target(parse(model)).key(made.fingerprint)
+    key = made.target(parse_name(model)).key(made.fingerprint)
     tensors = load_file(states.state_folder(made.place.store, key) / "state.safetensors")
     return {name.removeprefix("w/"): tensor for name, tensor in tensors.items() if name.startswith("w/")}
 
@@ -81,20 +81,20 @@ def rate(step: int) -> float:
 
 @pytest.mark.slow
 def test_three_phases_are_a_plain_loop_of_transformers_and_torch_s_adamw(trained: PreparedStudy) -> None:
-    name, recipe = parse(MODELS[-1]), trained.study.recipe
+    name, recipe = parse_name(MODELS[-1]), trained.study.recipe
     config = first_config("1m", None, trained.corpus.tokenizer, Recipe(block_length=64))
     config._attn_implementation = "eager"
-    model = build(config, recipe.seed)
+    model = build_model(config, recipe.seed)
     adam: dict[str, Any] = {"betas": recipe.adam_betas, "eps": recipe.adam_eps, "weight_decay": recipe.weight_decay}
     losses, tokens = [], []
-    batches = seen(trained.corpus.train, recipe, range(19), model=name, tokenizer=trained.corpus.tokenizer)
+    batches = training_batches(trained.corpus.train, recipe, range(19), model=name, tokenizer=trained.corpus.tokenizer)
     for batch in batches:
         if batch.step in (0, 14):  # the last phase begins with new moments
             optimizer = torch.optim.AdamW(model.parameters(), **adam)
         if batch.step == 8:
             before = model.state_dict()
             set_rope(config, 160_000, None)
-            model = build(config, recipe.seed)
+            model = build_model(config, recipe.seed)
             model.load_state_dict(before)
             moved = torch.optim.AdamW(model.parameters(), **adam)
             moved.load_state_dict(optimizer.state_dict())
@@ -131,10 +131,10 @@ def test_workers_killed_in_each_phase_leave_no_trace(
     session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = prepared(study_path, tmp_path / "undisturbed")
-    pretrain(undisturbed)
+    train_missing_stages(undisturbed)
     monkeypatch.setattr(launch, "run_in_worker", dying_at(4))
     disturbed = prepared(study_path, tmp_path / "disturbed", checkpoint_every=2)
-    pretrain(disturbed)
+    train_missing_stages(disturbed)
     assert {path.name for path in disturbed.place.store.glob("killed-*")} == {"killed-0", "killed-8", "killed-14"}
     for model in MODELS:
         found, expected = weights(disturbed, model), weights(undisturbed, model)
@@ -148,12 +148,12 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
     phases = [{"name": "a", "steps": 3}, {"name": "b", "steps": 5, "mix": "verse"}]
     recipe = {"phases": phases, "precision": "fp32", "checkpoint_every": 2}
     path = write_mixed(tmp_path, models=["1m-mlm40-8"], recipe=recipe)
-    made = prepare(load_study(path), Place(tmp_path / "store", tmp_path / "data"))
+    made = prepare_study(load_study(path), Place(tmp_path / "store", tmp_path / "data"))
     monkeypatch.setattr(launch, "run_in_worker", dying_at(4))
-    pretrain(made)
+    train_missing_stages(made)
     assert len(list(made.place.store.glob("killed-*"))) == 1
-    name, settings = parse("1m-mlm40-8"), made.study.recipe
-    model = build(first_config("1m", None, made.corpus.tokenizer, Recipe(block_length=32)), settings.seed)
+    name, settings = parse_name("1m-mlm40-8"), made.study.recipe
+    model = build_model(first_config("1m", None, made.corpus.tokenizer, Recipe(block_length=32)), settings.seed)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=3e-3,
@@ -170,7 +170,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(labels).flatten())
 
     blocks, first, losses, validation = made.corpus.train, made.corpus.train.first["verse"], [], []
-    for batch in seen(blocks, settings, range(8), model=name, tokenizer=made.corpus.tokenizer):
+    for batch in training_batches(blocks, settings, range(8), model=name, tokenizer=made.corpus.tokenizer):
         assert (batch.blocks >= first).sum() == (2 if batch.step < 3 else 8)
         loss = loss_of(batch.input_ids, batch.labels)
         loss.backward()
@@ -193,7 +193,7 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 
 @pytest.mark.slow
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
-    name = parse(MODELS[-1])
+    name = parse_name(MODELS[-1])
     found = find_state(trained, name)
     steps = revision_steps(found.state.segments, trained.study.recipe)
     done = export_revisions(found, tmp_path, "me/small", steps, {})
@@ -217,10 +217,10 @@ def test_exported_models_have_the_positions_and_the_context_of_their_phase(train
     # The validation that the last step of the second phase has logged, of transformers' own model.
     name = MODELS[1]
     model = AutoModelForMaskedLM.from_pretrained(exports[name].folder).eval()
-    logged = [row["validation_loss"] for row in trained.curve(parse(name)) if "validation_loss" in row][-1]
+    logged = [row["validation_loss"] for row in trained.curve(parse_name(name)) if "validation_loss" in row][-1]
     blocks = trained.corpus.validation.at_length(64)
     rows = np.arange(min(len(blocks), trained.study.recipe.evaluation_blocks))
-    objective = parse(name).last_objective
+    objective = parse_name(name).last_objective
     assert objective is not None
     label = Collator(objective, vocabulary(trained.corpus.tokenizer), trained.study.recipe.corruption, 0, None)
     ids, labels = map(torch.from_numpy, label(blocks.take(rows), rows=rows, step=VALIDATION_STEP))

@@ -28,7 +28,7 @@ from mlmclm.pretraining.callbacks.callback import added_kinds
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space
@@ -91,12 +91,12 @@ def test_an_objective_of_a_notebook_is_trained_by_a_worker(
 ) -> None:
     run_as_cell(FIRST_HALF, tmp_path / "cell.py", monkeypatch)
     made = prepared(study_path, tmp_path / "store", "1m-half15-12", evaluate_every=6, workers=1)
-    pretrain(made)
+    train_missing_stages(made)
     rows = [row for row in states.curve(made.place.store, end(made).name) if "loss" in row]
     assert [row["step"] for row in rows] == [*range(1, 13)]
     share = np.mean([row["labelled"] / row["tokens"] for row in rows])
     assert 0.05 < share < 0.1, "half of 15 %: what the notebook says, not what it is derived from"
-    assert states.describe(end(made))["legs"][0][0].startswith("half15@")
+    assert states.read_description(end(made))["legs"][0][0].startswith("half15@")
     assert issubclass(KINDS["objective"]["half"], Masked)
 
 
@@ -130,10 +130,10 @@ def test_a_killed_run_goes_on_with_its_callback_s_state_to_the_same_bits(
     undisturbed, disturbed = (
         prepared(study_path, tmp_path / name, "1m-clm-20", callbacks=("faded",)) for name in ("one", "other")
     )
-    pretrain(undisturbed)
+    train_missing_stages(undisturbed)
 
     monkeypatch.setattr(launch, "run_in_worker", dying_at(13))
-    pretrain(disturbed)
+    train_missing_stages(disturbed)
     assert (tmp_path / "other" / "killed-0").exists(), "no worker was killed, so nothing was tested"
     one, other = (load_file(end(made) / "state.safetensors") for made in (undisturbed, disturbed))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -183,7 +183,7 @@ def test_states_that_studies_with_other_models_share_have_the_same_weights_under
     states_of = {}
     for name, models in studies.items():
         made = prepared(study_path, tmp_path / name, *models, callbacks=("averaged",), decay_steps=4, warmup_steps=2)
-        pretrain(made)
+        train_missing_stages(made)
         states_of[name] = {state.key(made.fingerprint) for stage in made.plan.stages for state in stage.states}
     (shared,) = states_of["one"] & states_of["other"]
     one, other = (load_file(states.state_folder(tmp_path / name, shared) / "state.safetensors") for name in studies)

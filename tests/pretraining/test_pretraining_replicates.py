@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from small_training import prepared
 
 from mlmclm.errors import UserError
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.pretraining_seeds import PretrainingSeeds
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
-from mlmclm.pretraining.seen import Seen, seen
+from mlmclm.pretraining.seen import TrainingBatch, training_batches
 from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
 
@@ -45,7 +45,9 @@ def test_replicates_take_the_next_seeds_unless_streams_are_given() -> None:
 
 def test_trunks_are_shared_within_a_replicate_and_the_first_has_the_keys_of_a_study_without() -> None:
     recipe = Recipe.model_validate(RECIPE)
-    names = [parse(name) for name in ("1m-clm-1k", "1m-clm-500-mlm40-1k", "1m-clm-1k-r2", "1m-clm-500-mlm40-1k-r2")]
+    names = [
+        parse_name(name) for name in ("1m-clm-1k", "1m-clm-500-mlm40-1k", "1m-clm-1k-r2", "1m-clm-500-mlm40-1k-r2")
+    ]
     plan = make_plan(names, recipe)
     assert plan.steps == 2 * make_plan(names[:2], recipe).steps == 3000
     assert [stage.models for stage in plan.stages] == [
@@ -80,11 +82,13 @@ def test_a_fixed_stream_is_the_same_in_all_replicates(finished_study: Any) -> No
     assert made is not None
     corpus, models = made.corpus, ("1m-mlm40-30", "1m-mlm40-30-r2")
 
-    def batches(model: str, **seeds: int) -> list[Seen]:
+    def batches(model: str, **seeds: int) -> list[TrainingBatch]:
         recipe = made.study.recipe.model_copy(update={"pretraining_seeds": PretrainingSeeds(**seeds)})
-        return list(seen(corpus.train, recipe, range(3), model=parse(model), tokenizer=corpus.tokenizer))
+        return list(
+            training_batches(corpus.train, recipe, range(3), model=parse_name(model), tokenizer=corpus.tokenizer)
+        )
 
-    def same(one: list[Seen], two: list[Seen], field: str) -> bool:
+    def same(one: list[TrainingBatch], two: list[TrainingBatch], field: str) -> bool:
         return all(np.array_equal(getattr(a, field), getattr(b, field)) for a, b in zip(one, two, strict=True))
 
     first, second = (batches(model, order=0) for model in models)
@@ -102,7 +106,7 @@ def test_replicates_differ_and_each_is_bit_equal_to_a_study_with_its_seed(
     session: None, study_path: Path, tmp_path: Path
 ) -> None:
     def weights(made: PreparedStudy, model: str) -> dict[str, torch.Tensor]:
-        key = made.target(parse(model)).key(made.fingerprint)
+        key = made.target(parse_name(model)).key(made.fingerprint)
         return load_file(states.state_folder(made.place.store, key) / "state.safetensors")
 
     def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
@@ -110,9 +114,9 @@ def test_replicates_differ_and_each_is_bit_equal_to_a_study_with_its_seed(
         return all(torch.equal(one[name], two[name]) for name in one)
 
     made = prepared(study_path, tmp_path / "a", "1m-clm-10-mlm40-20", "1m-clm-10-mlm40-20-r2", workers=1)
-    pretrain(made)
+    train_missing_stages(made)
     again = prepared(study_path, tmp_path / "b", "1m-clm-10-mlm40-20", workers=1, seed=1)
-    pretrain(again)
+    train_missing_stages(again)
     first, second = (weights(made, model) for model in made.study.models)
     assert not equal(first, second)
     assert equal(second, weights(again, "1m-clm-10-mlm40-20"))

@@ -18,8 +18,8 @@ from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
-from mlmclm.studies.pretrain_models import pretrain
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
+from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -42,7 +42,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(study: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedStudy:
-    return prepare(load_study(study), Place(tmp_path_factory.mktemp("store"), study.parent / "data"))
+    return prepare_study(load_study(study), Place(tmp_path_factory.mktemp("store"), study.parent / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def trained(made: PreparedStudy, tmp_path_factory: pytest.TempPathFactory) -> Si
 
     prepare_environment()
     with ray_session(tmp_path_factory.mktemp("ray"), num_cpus=2), watched(look) as listening:
-        pretrain(made)
+        train_missing_stages(made)
     return SimpleNamespace(listening=listening, rendezvous=modes)
 
 
@@ -95,7 +95,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
 ) -> None:
     import torch
 
-    from mlmclm.models.build import build, load_prepared_tokenizer, model_config
+    from mlmclm.models.build import build_model, load_prepared_tokenizer, model_config
     from mlmclm.pretraining.collator import Collator
 
     rows = exported(made, study, tmp_path / "order.parquet")
@@ -105,7 +105,7 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     for row in steps:  # looked at alone: the look is in the rate, and not in the step's own time
         assert 0 < row["step_seconds"] <= 8 * 32 / row["tokens_per_second"]
     losses = [row["loss"] for row in steps]
-    model = build(model_config("1m", load_prepared_tokenizer(made.corpus.tokenizer), 32), made.study.recipe.seed)
+    model = build_model(model_config("1m", load_prepared_tokenizer(made.corpus.tokenizer), 32), made.study.recipe.seed)
     for step, causal in ((0, True), (1, False)):
         if step == 1:  # the weights after the step of CLM, which the second stage started from
             start = made.plan.stages[1].start.key(made.fingerprint)
@@ -143,10 +143,10 @@ def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_pa
         "evaluate_every": 4, "evaluation_blocks": 8,
     }  # fmt: skip
     study = write_study(tmp_path, models=["1m-mlm40-10", "1m-untrained"], recipe=recipe)
-    made = prepare(load_study(study), Place(tmp_path / "store", study.parent / "data"))
+    made = prepare_study(load_study(study), Place(tmp_path / "store", study.parent / "data"))
     prepare_environment()
     with ray_session(tmp_path / "ray", num_cpus=1):
-        pretrain(made)
+        train_missing_stages(made)
     curve = states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint))
     steps = [row for row in curve if "loss" in row]
     assert len(steps) == 10 and len({row["tokens_per_second"] for row in steps}) == 1  # all were looked at together
@@ -224,7 +224,7 @@ def test_tables_of_many_batches_are_written_as_they_fill(tmp_path: Path, monkeyp
     def batches() -> Any:
         for step in range(50):
             alive.append(step)
-            yield seen.Seen(step, np.arange(4), np.full((4, 8), step), None, np.full(4, 8))
+            yield seen.TrainingBatch(step, np.arange(4), np.full((4, 8), step), None, np.full(4, 8))
 
     seen.export(batches(), tmp_path / "many.parquet")
     assert parquet.read_metadata(tmp_path / "many.parquet").num_row_groups == 13

@@ -17,7 +17,7 @@ from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
 from mlmclm.studies import pretrain_models as pretraining
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare, with_suite
+from mlmclm.studies.prepare import PreparedStudy, prepare_study, with_suite
 from mlmclm.studies.study_file import load_study
 from small_study import write_study
 
@@ -28,7 +28,7 @@ def prepared(study_path: Path, store: Path, *names: str) -> PreparedStudy:
     """The study with a suite of these models."""
     suite = study_path.parent / "suite.yaml"
     suite.write_text(yaml.safe_dump({"models": list(names)}), encoding="utf-8")
-    return prepare(with_suite(load_study(study_path), str(suite)), Place(store, study_path.parent / "data"))
+    return prepare_study(with_suite(load_study(study_path), str(suite)), Place(store, study_path.parent / "data"))
 
 
 @pytest.mark.slow
@@ -47,11 +47,11 @@ def test_a_suite_s_models_have_the_bits_that_each_has_alone_after_fewer_steps(
     prepare_environment()
     with ray_session(tmp_path / "ray", num_cpus=4):
         suite = prepared(study_path, tmp_path / "suite", *NAMES)
-        assert pretraining.pretrain(suite) == 3
+        assert pretraining.train_missing_stages(suite) == 3
         together = sorted(spans)
         alone = [prepared(study_path, tmp_path / name, name) for name in NAMES]
         for made in alone:
-            pretraining.pretrain(made)
+            pretraining.train_missing_stages(made)
     trained = sum(made.plan.steps for made in alone)
     print(f"{suite.plan.steps} steps as a suite, {trained} steps one by one")
     assert (suite.plan.steps, suite.plan.steps_alone, trained) == (225, 300, 300)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EuroBertConfig
 from mlmclm.backends import choice
 from mlmclm.backends.reference import Reference
-from mlmclm.models.build import PretrainingModel, build
+from mlmclm.models.build import PretrainingModel, build_model
 from mlmclm.objectives.clm import Causal
 from mlmclm.objectives.mlm import Masked
 from mlmclm.plans.recipe import Recipe
@@ -60,7 +60,7 @@ def run(backend, zero, isolated, objective):
     clip = 4.0 if isolated else 1.3  # some steps are clipped
     recipe = Recipe(batch=8, block_length=16, workers=1, micro_batch=2, precision="fp32", clip=clip, isolate_documents=isolated,
         deepspeed={"zero_optimization": {}} if zero else {}, zero_stage=zero)
-    engine = Engine(PretrainingModel(build(config, 0), precision="fp32"), recipe, partitioning_of(recipe), None, 4 if isolated else None)
+    engine = Engine(PretrainingModel(build_model(config, 0), precision="fp32"), recipe, partitioning_of(recipe), None, 4 if isolated else None)
     engines.append(engine)  # DeepSpeed's engines synchronise when they are deleted, which would count in another's steps
     losses, norms, waits.count = [], [], 0
     for step in range(6):

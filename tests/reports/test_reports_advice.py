@@ -31,7 +31,7 @@ from mlmclm.errors import UserError
 from mlmclm.reports import text
 from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, asked_for, worker_time
-from mlmclm.reports.noise_words import found_with_power
+from mlmclm.reports.noise_words import detectable_difference
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import clearly_different, level_groups
 from mlmclm.reports.write_report import render_report
@@ -206,8 +206,8 @@ def test_the_best_model_of_each_kind_of_task_is_named_where_kinds_differ() -> No
 
 
 def test_no_power_is_stated_for_more_points_than_there_are() -> None:
-    assert found_with_power(1.0, " on a") == "A true difference of 100.00 points on a is found with 80 % power."
-    assert found_with_power(1.66) == "No difference, however large, is found with 80 % power."
+    assert detectable_difference(1.0, " on a") == "A true difference of 100.00 points on a is found with 80 % power."
+    assert detectable_difference(1.66) == "No difference, however large, is found with 80 % power."
 
 
 def test_with_one_task_nothing_is_a_mean_over_tasks() -> None:

@@ -18,7 +18,7 @@ from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import records
 from mlmclm.answers.named_facts import phase_facts
 from mlmclm.errors import EnvironmentFault, UserError
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.reports.drawing import HUES, drawn
 from mlmclm.reports.figure_files import _legend, write_figure_files
 from mlmclm.reports.paper_tables import PaperCell, PaperTable, paper_tables
@@ -94,7 +94,7 @@ def test_models_of_an_objective_are_together_in_a_table() -> None:
     names = ("2m-mlm20-600", "2m-clm-600", "2m-mlm40-600", "2m-untrained")
     levels = dict(zip(names, (0.7, 0.6, 0.5, 0.4), strict=True))
     models = tuple(
-        ModelFacts(name, "pretrained" if parse(name).phases else "untrained", phases=phase_facts(parse(name)))
+        ModelFacts(name, "pretrained" if parse_name(name).phases else "untrained", phases=phase_facts(parse_name(name)))
         for name in names
     )
     given = report_input(analyse(synthetic_results(levels, tasks=("pydocs-kind",))), replace(facts(), models=models))
@@ -114,7 +114,7 @@ def test_models_of_an_objective_are_together_in_a_table() -> None:
 
 def test_on_paper_the_models_of_a_pale_look_share_an_entry_of_the_legend() -> None:
     names = [f"2m-{kind}-{steps}" for kind in ("clm", "mlm40") for steps in range(100, 110)]
-    models = tuple(ModelFacts(name, "pretrained", phases=phase_facts(parse(name))) for name in names)
+    models = tuple(ModelFacts(name, "pretrained", phases=phase_facts(parse_name(name))) for name in names)
     levels = {name: 0.5 + number / 100 for number, name in enumerate(names)}
     found = analyse(synthetic_results(levels, tasks=("pydocs-kind",), rates=(1e-4,), seeds=2))
     legend = _legend(report_input(found, replace(facts(), models=models)))

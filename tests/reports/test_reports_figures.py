@@ -13,7 +13,7 @@ from report_study import facts
 import mlmclm
 from mlmclm.analysis.analyse import analyse
 from mlmclm.answers.named_facts import continuation, phase_facts
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, draw_all, drawn, styles
@@ -25,7 +25,7 @@ PARAMETERS = {"2m": 2_000_000, "7m": 7_000_000}
 
 
 def model(name: str) -> ModelFacts:
-    parsed = parse(name)
+    parsed = parse_name(name)
     return ModelFacts(
         name,
         "pretrained" if parsed.phases else "untrained",
@@ -77,7 +77,7 @@ def test_each_file_of_the_folder_is_one_group_that_registers_itself() -> None:
 
 
 def test_a_model_s_phases_are_those_that_it_was_trained_in() -> None:
-    (phase,) = phase_facts(parse("2m-mlm40-600-300"))
+    (phase,) = phase_facts(parse_name("2m-mlm40-600-300"))
     assert (phase.objective, phase.kind, phase.causal, phase.steps, phase.hidden_share) == (
         "mlm40",
         "mlm",
@@ -85,7 +85,7 @@ def test_a_model_s_phases_are_those_that_it_was_trained_in() -> None:
         300,
         0.4,
     )
-    first, second = phase_facts(parse("2m-clm-dec150-mlm40-600"))
+    first, second = phase_facts(parse_name("2m-clm-dec150-mlm40-600"))
     assert (first.causal, first.steps, first.hidden_share, first.decayed) == (True, 150, None, True)
     assert (second.steps, second.decayed) == (450, False)
     assert model("2m-clm-150-mlm40-600").objective == "CLM then MLM"
@@ -178,17 +178,19 @@ def test_encoder_against_decoder_needs_both_at_two_sizes() -> None:
 
 
 def test_a_continuation_begins_at_the_last_decay_or_at_given_weights() -> None:
-    found = continuation(parse("2m-clm-dec600-mlm40-900"))
+    found = continuation(parse_name("2m-clm-dec600-mlm40-900"))
     assert found == Continuation("2m-clm-600", "CLM", "MLM40", 300)
-    found = continuation(parse("2m-clm-150-mlm40-dec600-clm-700-mlm40-900-800"))
+    found = continuation(parse_name("2m-clm-150-mlm40-dec600-clm-700-mlm40-900-800"))
     assert found == Continuation("2m-clm-150-mlm40-600", "CLM then MLM40", "CLM then MLM40", 200), "so far"
-    assert continuation(parse("2m-clm-dec600-mlm40-900-300")) is None, "it has not come so far"
-    found = continuation(parse("2m-clm-dec600-mlm40-900-r2"))
+    assert continuation(parse_name("2m-clm-dec600-mlm40-900-300")) is None, "it has not come so far"
+    found = continuation(parse_name("2m-clm-dec600-mlm40-900-r2"))
     assert found is not None and found.base == "2m-clm-600-r2"
-    assert continuation(parse("2m-clm-150-mlm40-600")) is None and continuation(parse("2m-untrained")) is None
-    assert continuation(parse("2m-clm-600"), given=True) == Continuation("2m-untrained", "2m", "CLM", 600)
-    assert continuation(parse("2m-clm-dec600-mlm40-900"), given=True) == Continuation("2m-clm-600", "CLM", "MLM40", 300)
-    assert continuation(parse("2m-untrained"), given=True) is None
+    assert continuation(parse_name("2m-clm-150-mlm40-600")) is None and continuation(parse_name("2m-untrained")) is None
+    assert continuation(parse_name("2m-clm-600"), given=True) == Continuation("2m-untrained", "2m", "CLM", 600)
+    assert continuation(parse_name("2m-clm-dec600-mlm40-900"), given=True) == Continuation(
+        "2m-clm-600", "CLM", "MLM40", 300
+    )
+    assert continuation(parse_name("2m-untrained"), given=True) is None
 
 
 def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() -> None:
@@ -206,7 +208,8 @@ def test_continued_models_are_drawn_from_the_base_on_by_how_it_was_pretrained() 
     # Given weights: two sizes, whose models start from other ones.
     given = study("2m-untrained", "7m-untrained", "2m-clm-300", "7m-clm-300")
     models = [
-        replace(each, phases=(), continued=continuation(parse(each.name), given=True)) for each in given.facts.models
+        replace(each, phases=(), continued=continuation(parse_name(each.name), given=True))
+        for each in given.facts.models
     ]
     found = series(report_input(given.analysis, replace(given.facts, models=tuple(models))), "continued")
     assert set(found) == {"2m, CLM from 2m", "7m, CLM from 7m"}

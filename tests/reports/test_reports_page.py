@@ -13,7 +13,7 @@ from report_study import MODELS, facts
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.answers.named_facts import phase_facts
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.trends import plain_names
 
@@ -60,7 +60,7 @@ def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> 
     assert len(found.cells) == 15_120
     curve = tuple((step, 9 - step / 10_000) for step in range(0, 40_000, 5))
     models = tuple(
-        ModelFacts(name, "pretrained", curve=curve, size=name.partition("-")[0], phases=phase_facts(parse(name)))
+        ModelFacts(name, "pretrained", curve=curve, size=name.partition("-")[0], phases=phase_facts(parse_name(name)))
         for name in MANY
     )
     source, _ = read(found, replace(facts(), models=models))
@@ -128,7 +128,7 @@ def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
 
 def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_below() -> None:
     made = tuple(
-        ModelFacts(name, "untrained" if "untrained" in name else "pretrained", phases=phase_facts(parse(name)), parameters=2_000_000, steps=600)
+        ModelFacts(name, "untrained" if "untrained" in name else "pretrained", phases=phase_facts(parse_name(name)), parameters=2_000_000, steps=600)
         for name in MODELS
     )  # fmt: skip
     source, page = read(study(), replace(facts(), models=made))
@@ -151,7 +151,7 @@ def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_bel
         "2m-untrained",
         replicate_of={again: "2m-clm-150-mlm40-600"},
     )
-    more = replace(made[0], name=again, phases=phase_facts(parse(again)), kind="pretrained")
+    more = replace(made[0], name=again, phases=phase_facts(parse_name(again)), kind="pretrained")
     assert "over 4 tasks: CLM then MLM" in read(both, replace(facts(), models=(*made, more)))[1].text
 
 
@@ -169,7 +169,7 @@ def test_plain_words_say_what_tells_models_apart(names: tuple[str, ...], words: 
     def known(name: str) -> ModelFacts:
         if name == "elsewhere":
             return ModelFacts(name, "external")
-        own = parse(name)
+        own = parse_name(name)
         kind = "pretrained" if own.steps else "untrained"
         return ModelFacts(name, kind, size=own.size, phases=phase_facts(own))
 

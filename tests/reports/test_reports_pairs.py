@@ -15,7 +15,7 @@ from scipy import stats
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.answers.named_facts import phase_facts
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.reports.paired_models import pairs
 from mlmclm.reports.study_facts import MADE, ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
 from mlmclm.reports.view import ordered_tasks
@@ -41,7 +41,7 @@ WAYS = {
     ],
 )
 def test_a_model_is_what_the_order_of_its_objectives_makes_it(name: str, way: str) -> None:
-    assert ModelFacts(name, "pretrained", phases=phase_facts(parse(name))).made == way
+    assert ModelFacts(name, "pretrained", phases=phase_facts(parse_name(name))).made == way
 
 
 def answers(model: str, level: float) -> tuple[float, ...]:
@@ -52,7 +52,7 @@ def answers(model: str, level: float) -> tuple[float, ...]:
 def study(models: dict[str, str] = WAYS, *, zero_shot: bool = True) -> tuple[Analysis, StudyFacts]:
     levels = {name: 0.6 + 0.02 * number for number, name in enumerate(models)}
     known = tuple(
-        ModelFacts(name, "pretrained", tokens=1000 + number, size="2m", phases=phase_facts(parse(name)))
+        ModelFacts(name, "pretrained", tokens=1000 + number, size="2m", phases=phase_facts(parse_name(name)))
         for number, name in enumerate(models)
     )
     found = []

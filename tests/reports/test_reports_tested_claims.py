@@ -21,8 +21,8 @@ from mlmclm.analysis.power import smallest_difference
 from mlmclm.analysis.results import observed_grid
 from mlmclm.answers.claim_files import read_claims
 from mlmclm.answers.named_facts import phase_facts
-from mlmclm.configuration import parse
-from mlmclm.plans.names import parse as parse_name
+from mlmclm.configuration import parse_config
+from mlmclm.plans.names import parse_name as parse_name
 from mlmclm.plans.names import replicates_among
 from mlmclm.reports.claim_pairs import at_budgets, find_pairs, traits_of
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, ZeroShotFacts
@@ -37,7 +37,7 @@ SIX = ("1m-clm-1k", "1m-mlm40-1k", "1m-clm-250-mlm40-1k", "1m-clm-4k", "1m-mlm40
 
 
 def claim(**keys: Any) -> Claim:
-    return parse(Claim, MLM_OVER_CLM | keys, where="test")
+    return parse_config(Claim, MLM_OVER_CLM | keys, where="test")
 
 
 def sourced(*claims: Claim) -> list[SourcedClaim]:

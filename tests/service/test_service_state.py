@@ -14,8 +14,8 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.service import run_service
-from mlmclm.service.run_service import end, look
-from mlmclm.service.state import Member, ServiceState, read_state, start_of, write_state
+from mlmclm.service.run_service import end, service_status
+from mlmclm.service.state import Member, ServiceState, read_state, start_of, write_service_state
 from mlmclm.storage.files import machine
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -52,7 +52,7 @@ def service(*members: Member, leftovers: tuple[str, ...] = ()) -> ServiceState:
 def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     written = service(Member("mlmclm", 1, 2), leftovers=("/tmp/x",))
-    write_state(tmp_path, written)
+    write_service_state(tmp_path, written)
     assert read_state(tmp_path) == written
     path = tmp_path / "service" / "state.json"
     for text in ("{", "[]", '{"members": [], "leftovers": []}'):
@@ -74,8 +74,8 @@ def test_a_process_is_the_one_that_started_then_and_a_zombie_is_none(start: Star
 def test_after_another_boot_nothing_is_alive_and_another_machine_s_service_is_left_to_it(tmp_path: Path) -> None:
     mine = member("mlmclm", os.getpid())
     assert replace(service(mine), machine="another boot").alive() == []
-    write_state(tmp_path, replace(service(mine), machine="another", host="elsewhere"))
-    for verb in (look, end):
+    write_service_state(tmp_path, replace(service(mine), machine="another", host="elsewhere"))
+    for verb in (service_status, end):
         with pytest.raises(UserError, match=r"started on elsewhere.*run the command there"):
             verb(tmp_path)
 
@@ -92,7 +92,7 @@ def test_down_ends_the_service_s_processes_with_their_children_and_no_other(
     ours.mkdir(), theirs.mkdir()
     members = [member("mlmclm", parent.pid), member("MLflow", deaf.pid)]
     reused = replace(member("Ray", other.pid), started=1)
-    write_state(tmp_path, service(*members, reused, leftovers=(str(ours), str(theirs))))
+    write_service_state(tmp_path, service(*members, reused, leftovers=(str(ours), str(theirs))))
     assert end(tmp_path) == ["MLflow", "mlmclm"]
     assert (start_of(parent.pid), start_of(child), start_of(deaf.pid)) == (None, None, None)
     assert other.poll() is None, "it only has the id that a process of the service had"
@@ -102,9 +102,9 @@ def test_down_ends_the_service_s_processes_with_their_children_and_no_other(
 
 def test_what_is_left_of_a_service_is_named(tmp_path: Path, start: Start) -> None:
     gone = Member("mlmclm", os.getpid(), 1)
-    write_state(tmp_path, service(gone))
-    assert look(tmp_path) is None, "a crash that left nothing is no obstacle"
-    write_state(tmp_path, service(gone, member("MLflow", start(SLEEP).pid)))
-    found = look(tmp_path)
+    write_service_state(tmp_path, service(gone))
+    assert service_status(tmp_path) is None, "a crash that left nothing is no obstacle"
+    write_service_state(tmp_path, service(gone, member("MLflow", start(SLEEP).pid)))
+    found = service_status(tmp_path)
     assert found is not None
     assert found.faults == ["The process that started it has ended, and something still runs (MLflow)."]

@@ -27,14 +27,14 @@ from mlmclm.service.run_service import (
     ServiceSettings,
     command,
     jobs_environment,
-    look,
     prometheus_command,
     prometheus_config,
+    service_status,
     start,
     submit_command,
 )
 from mlmclm.service.service_token import new_token, read_token
-from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_state
+from mlmclm.service.state import ServiceState, members_of, read_state, start_of, write_service_state
 from mlmclm.storage.files import machine
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
@@ -188,9 +188,9 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(
 ) -> None:
     me = tuple(members_of("mlmclm", [psutil.Process()]))
     state = ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard}, me)
-    write_state(tmp_path, state)
+    write_service_state(tmp_path, state)
     token = write_token(token_path(tmp_path))
-    found = look(tmp_path)
+    found = service_status(tmp_path)
     assert found is not None
     assert (found.faults, found.resources, [job["submission_id"] for job in found.jobs]) == (
         [],
@@ -210,11 +210,13 @@ def test_a_look_tells_a_wrong_token_from_a_server_that_is_gone(
     assert start(ServiceSettings(tmp_path)) == (state, False), "and it is left as it is"
     write_token(token, "t1\n")
     with pytest.raises(UserError, match="doesn't accept this token"):
-        look(tmp_path)
+        service_status(tmp_path)
     write_token(token)
     with socket.create_server(("127.0.0.1", 0)) as free:
         gone = f"http://127.0.0.1:{free.getsockname()[1]}"
-    write_state(tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me))
+    write_service_state(
+        tmp_path, ServiceState(machine(), "here", 0.0, True, {"dashboard": dashboard, "mlflow": gone}, me)
+    )
     with pytest.raises(UserError, match=f"incomplete: MLflow doesn't answer at {gone}.*mlmclm down"):
         start(ServiceSettings(tmp_path))
 
@@ -318,7 +320,7 @@ def test_a_service_takes_jobs_resumes_what_is_submitted_again_and_leaves_nothing
     while (state := read_state(tmp_path / "store")) is not None and mlflow in state.members:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    found = look(tmp_path / "store")
+    found = service_status(tmp_path / "store")
     assert found is not None and not found.faults
     code, said, errors = shell("mlmclm down")
     assert code == 0 and "Ray" in said and "MLflow" in said, said + errors

@@ -9,7 +9,7 @@ import pytest
 
 from mlmclm.errors import MissingBucket, UserError
 from mlmclm.pretraining import states
-from mlmclm.storage.addresses import address_of, bring_files, is_here, local_store, send, send_file, send_files
+from mlmclm.storage.addresses import address_of, bring_files, is_local, local_store, send, send_file, send_files
 from mlmclm.storage.artifact import FolderArtifact
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.leases import ObjectLeases
@@ -126,7 +126,7 @@ def test_files_that_change_are_those_of_the_address(memory: str, tmp_path: Path)
     send_file(one / "small" / "cells.json")
     bring_files(two)
     assert (two / "small" / "cells.json").read_text() == "2"
-    assert is_here(two / "small" / "cells.json") and not is_here(two / "small" / "none.json")
+    assert is_local(two / "small" / "cells.json") and not is_local(two / "small" / "none.json")
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def stage(folder: Path, *, number: int) -> Run:
     from mlmclm.pretraining.worker import train_stage
     from mlmclm.storage.files import hash_file
     from mlmclm.studies.place import Place
-    from mlmclm.studies.prepare import prepare
+    from mlmclm.studies.prepare import prepare_study
     from mlmclm.studies.study_file import load_study
     from small_models import save_small_decoder
     from small_study import write_study
@@ -137,7 +137,7 @@ def stage(folder: Path, *, number: int) -> Run:
     initial = {"tiny": str(save_small_decoder(folder / "decoder"))}
     path = write_study(folder, initial=initial, models=["tiny-clm-2-mlm40-4"], baseline=None, recipe=recipe)
     path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(path.read_text()).items() if k != "tokenizer"}))
-    prepared = prepare(load_study(path), Place(folder / "store", folder / "data"))
+    prepared = prepare_study(load_study(path), Place(folder / "store", folder / "data"))
     store, corpus = prepared.place.store, prepared.corpus
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")  # DeepSpeed reads them
     if not distributed.is_initialized():

@@ -19,7 +19,7 @@ from mlmclm.models.folder import load_encoder
 from mlmclm.pretraining import checkpoints, states
 from mlmclm.studies.exports import export_models, restore_exports
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, prepare
+from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, study_space
 from mlmclm.sweeps.results_store import ResultsStore
@@ -43,7 +43,7 @@ class Study:
 
     def make(self) -> None:
         """Fill the store."""
-        prepared = prepare(self.loaded, self.place)
+        prepared = prepare_study(self.loaded, self.place)
         initial = prepared.initial["tiny"]
         weights = dict(initial.weights())
         parts = ({name: value + more for name, value in weights.items()} for more in (0.01, 0.02, 0.03))
@@ -91,7 +91,7 @@ class Study:
     def all_that_is_read(self) -> dict[str, Any]:
         """Return everything that commands read from the store's files."""
         store = self.place.store
-        prepared = prepare(self.loaded, self.place)
+        prepared = prepare_study(self.loaded, self.place)
         trained = prepared.plan.models[1]
         cells, results_store = self.cells(prepared), ResultsStore(store)
         results = results_store.results(cells)

@@ -18,16 +18,16 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.stored_model import ExportedModel
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.stages import fingerprint, history
+from mlmclm.plans.stages import history, study_fingerprint
 from mlmclm.pretraining import checkpoints
 from mlmclm.pretraining.states import StoredRevision, StoredState
 from mlmclm.storage.artifact import Artifact
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.leases import Leases
-from mlmclm.studies.artifacts import Contents, only_of, prune_all, shares
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.artifacts import Contents, disk_by_study, only_of, prune_all
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import ResultsStore, StoredResult
 from mlmclm.sweeps.starts import Planned
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_store(tmp_path_factory.mktemp("study"))
     store = folder / "store"
     study = Study(folder, store)
-    prepared = prepare(study.loaded, study.place)
+    prepared = prepare_study(study.loaded, study.place)
     cells = study.cells(prepared)
     models = store / "studies" / "small" / "models"
     ignored = shutil.ignore_patterns("tiny-untrained")
@@ -87,7 +87,7 @@ def run(*words: object, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, st
 def test_origins_name_what_an_artifact_was_made_from(made: Path) -> None:
     contents = Contents(made / "store")
     study = Study(made, made / "store")
-    prepared = prepare(study.loaded, study.place)
+    prepared = prepare_study(study.loaded, study.place)
     (trained,) = [each for each in of_kind(contents, StoredState) if contents.origin(each).facts]
     kinds = {type(need).__name__: need.key for need in contents.needs(trained)}
     assert kinds == {"StoredCorpus": prepared.corpus.key, "StoredInitial": prepared.initial["tiny"].key}
@@ -243,7 +243,7 @@ def test_sizes_add_up_to_what_is_on_disk(store: Path) -> None:
     os.link(model, store / "studies" / "part" / "models" / "linked" / "model.safetensors")
     status = [path.lstat() for path in store.rglob("*") if path.is_file()]
     disk = sum({each.st_ino: each.st_size for each in status}.values())
-    found = shares(Contents(store))
+    found = disk_by_study(Contents(store))
     shared = {each.kind: each.shared for each in found}
     assert sum(each.own for each in found) + sum(shared.values()) == disk
     assert all(each.shared in (0, shared[each.kind]) for each in found)
@@ -313,8 +313,8 @@ def test_what_why_lists_as_in_the_key_changes_it_and_the_rest_does_not(made: Pat
     recipe = Study(made, made / "store").loaded.recipe.model_copy(update={"zero_stage": 0})
     changes = {name: other_than(name, getattr(recipe, name))}
     changed = Recipe.model_validate({**recipe.model_dump(mode="json"), **changes})
-    model = parse("tiny-mlm40-12", ["tiny"])
-    keys = [history(model, each).key(fingerprint(each, "corpus", 100)) for each in (recipe, changed)]
+    model = parse_name("tiny-mlm40-12", ["tiny"])
+    keys = [history(model, each).key(study_fingerprint(each, "corpus", 100)) for each in (recipe, changed)]
     assert (name in origin.facts) != (name in origin.free)
     assert (keys[0] != keys[1]) == (name in origin.facts)
 
@@ -322,7 +322,7 @@ def test_what_why_lists_as_in_the_key_changes_it_and_the_rest_does_not(made: Pat
 def test_a_result_s_facts_are_those_of_its_key(made: Path) -> None:
     contents = Contents(made / "store")
     study = Study(made, made / "store")
-    cell = study.cells(prepare(study.loaded, study.place))[0]
+    cell = study.cells(prepare_study(study.loaded, study.place))[0]
     facts = contents.origin(StoredResult(made / "store", cell_key(cell))).facts
     assert set(cell.identity()) | {"weights", "task", "task_data", "learning_rate", "seed", "engine"} == set(facts)
     for change in ({"weights": "0"}, {"task_data": "0"}, {"learning_rate": 2e-3}, {"seed": 1}):

@@ -33,7 +33,7 @@ from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.studies.api import published
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import BundleCheck, check_of, models_in
 from mlmclm.studies.record_of_study import commits
 from mlmclm.studies.study_file import load_study
@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "space.yaml").write_text(yaml.safe_dump(SPACE | {"learning_rates": [1e-3, 3e-3], "seeds": [0, 1, 2]}))
     planted = PlantedStudy(folder, folder / "store")
     planted.make()
-    remember(planted.sweep(prepare(planted.loaded, planted.place)))
+    remember(planted.sweep(prepare_study(planted.loaded, planted.place)))
     return folder
 
 

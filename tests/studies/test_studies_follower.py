@@ -35,7 +35,7 @@ from mlmclm.studies.follower_process import following
 from mlmclm.studies.place import LOCK
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import follow
-from mlmclm.sweeps.manifest import listed, write_manifest
+from mlmclm.sweeps.manifest import listed_cells, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.tracking.address import default_address, without_password
@@ -121,7 +121,7 @@ def whole(follower: Follower) -> Follower:
 
 
 def begun(store: Path, cells: Sequence[Cell] = (), address: str | None = None, **given: Any) -> Follower:
-    study = TrackedStudy(cells=tuple(listed(cells)), **given)
+    study = TrackedStudy(cells=tuple(listed_cells(cells)), **given)
     return Follower(store, "study", study, address or default_address(store))
 
 

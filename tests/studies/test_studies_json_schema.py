@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlmclm.cli.main import main
-from mlmclm.configuration import parse, read_yaml
+from mlmclm.configuration import parse_config, read_yaml
 from mlmclm.errors import UserError
 from mlmclm.studies.new_study import KINDS, schema_of
 from mlmclm.studies.study_file import SweepFile
@@ -62,7 +62,7 @@ def test_all_kinds_of_shipped_files_were_tried() -> None:
     ],
 )
 def test_each_accepted_form_is_in_the_schema(kind: str, value: dict[str, Any]) -> None:
-    parse(KINDS[kind], value, where="file")  # the validators accept it, too
+    parse_config(KINDS[kind], value, where="file")  # the validators accept it, too
     assert errors(kind, value) == []
 
 
@@ -91,7 +91,7 @@ def test_each_accepted_form_is_in_the_schema(kind: str, value: dict[str, Any]) -
 )
 def test_what_validators_refuse_the_schema_refuses(kind: str, value: dict[str, Any]) -> None:
     with pytest.raises(UserError):
-        found = parse(KINDS[kind], value, where="file")
+        found = parse_config(KINDS[kind], value, where="file")
         if isinstance(found, SweepFile):
             found.find_space()
     assert errors(kind, value)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import write_sealed
-from mlmclm.studies.last_run import FILE, check_last, difference, grid_of
+from mlmclm.studies.last_run import FILE, check_last, grid_difference, grid_of
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {
@@ -25,7 +25,7 @@ MODELS = {"a": "weights of a", "b": "weights of b"}
 
 
 def grid(models: dict[str, str] = MODELS, **changes: Any) -> dict[str, Any]:
-    return grid_of(parse(Space, {**VALUES, **changes}, where="space"), models)
+    return grid_of(parse_config(Space, {**VALUES, **changes}, where="space"), models)
 
 
 def remember(folder: Path, now: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def remember(folder: Path, now: dict[str, Any]) -> None:
     ],
 )
 def test_a_grid_that_grew_loses_nothing(now: dict[str, Any], added: tuple[str, ...]) -> None:
-    found = difference(grid(), now)
+    found = grid_difference(grid(), now)
     assert (found.added, found.lost) == (added, ())
 
 
@@ -71,15 +71,15 @@ def test_a_grid_that_grew_loses_nothing(now: dict[str, Any], added: tuple[str, .
     ],
 )  # fmt: skip
 def test_what_a_grid_lacks_or_changes_is_named(now: dict[str, Any], lost: tuple[str, ...]) -> None:
-    assert difference(grid(), now).lost == lost
+    assert grid_difference(grid(), now).lost == lost
 
 
 def test_rates_that_are_no_longer_added_are_lost() -> None:
     before = grid(learning_rates={"values": [1e-4, 1e-3], "extend": 2})
-    assert difference(before, grid()).lost == (
+    assert grid_difference(before, grid()).lost == (
         "no learning rates added (was up to 2 learning rates added at each end)",
     )
-    assert difference(before, before) == difference(grid(), grid())
+    assert grid_difference(before, before) == grid_difference(grid(), grid())
     assert "extend" not in grid(), "records of grids without it stay as they are"
 
 

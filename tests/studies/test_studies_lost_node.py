@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from mlmclm.cluster.ray_cluster import LostNode, losses_said, ray_session
+from mlmclm.cluster.ray_cluster import LostNode, explain_ray_failures, ray_session
 from mlmclm.errors import EnvironmentFault, UserError
 from small_models import save_pronoun_model, save_small_model, write_sentiment
 from small_study import write_study
@@ -142,13 +142,13 @@ def test_an_error_after_the_node_s_death_names_it_and_other_errors_stay(tmp_path
         pytest.raises(LostNode, match=r"Ray's node on this machine has died.*the same command resumes"),
         ray_session(tmp_path, num_cpus=1),
     ):
-        with pytest.raises(ZeroDivisionError), losses_said():
+        with pytest.raises(ZeroDivisionError), explain_ray_failures():
             raise ZeroDivisionError
         assert kill_raylet(os.getpid())
         while psutil.Process().children() and any(
             "raylet" in child.name() and child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children()
         ):
             time.sleep(0.05)
-        with pytest.raises(UserError), losses_said():
+        with pytest.raises(UserError), explain_ray_failures():
             raise UserError("the user's own")
         raise EnvironmentFault("ActorDiedError: The actor never ran")

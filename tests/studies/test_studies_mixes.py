@@ -16,17 +16,17 @@ import yaml
 from mlmclm.cli.main import main
 from mlmclm.corpora.mixed_blocks import InTurns, MixedBlocks, rows_of_length
 from mlmclm.corpora.mixed_corpus import PreparedSources
-from mlmclm.corpora.order import rows_of
+from mlmclm.corpora.order import block_numbers
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
 from mlmclm.plans.costs import segment_flops
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.plans.segments import samples_of
 from mlmclm.pretraining.initial import shape
 from mlmclm.reports.model_card import model_card
 from mlmclm.studies.facts import flops, state_facts
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare
+from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import MIXED_PHASES, write_mixed
 
@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(path: Path) -> PreparedStudy:
     study, place = load_study(path), Place(path.parent / "store", path.parent / "data")
     assert find_prepared(study, place) is None
-    return prepare(study, place)
+    return prepare_study(study, place)
 
 
 def joined(made: PreparedStudy, length: int) -> MixedBlocks:
@@ -61,7 +61,7 @@ def test_sources_share_a_tokenizer_of_the_mix_and_are_found_again(path: Path, ma
 
 
 def test_cards_have_the_phases_lengths_and_every_size_needs_phases(made: PreparedStudy, tmp_path: Path) -> None:
-    name, study = parse(MODEL), made.study
+    name, study = parse_name(MODEL), made.study
     facts = state_facts(name, made.target(name), study.recipe, made.corpus, study.sources, [])
     assert facts["shape"]["longest training sequence, tokens"] == 64
     assert not {"warmup_steps", "decay_steps", "block_length", "batch"} & set(facts["recipe"])
@@ -82,7 +82,7 @@ def test_cards_have_the_phases_lengths_and_every_size_needs_phases(made: Prepare
 
 def test_flops_of_isolated_documents_are_those_of_each_phase_s_blocks(made: PreparedStudy) -> None:
     recipe = made.study.recipe.model_copy(update={"isolate_documents": True})
-    state, size = made.target(parse(MODEL)), shape("1m", None)
+    state, size = made.target(parse_name(MODEL)), shape("1m", None)
     wanted = 0
     for segment in state.segments:
         own = recipe.during(segment.phase)
@@ -101,7 +101,9 @@ def test_equal_shares_are_the_same_mix_with_the_same_states_and_tokenizer(path: 
     other.write_text(yaml.safe_dump(content))
     found = find_prepared(load_study(other), made.place)
     assert found is not None and found.fingerprint == made.fingerprint
-    assert found.target(parse(MODEL)).key(found.fingerprint) == made.target(parse(MODEL)).key(made.fingerprint)
+    assert found.target(parse_name(MODEL)).key(found.fingerprint) == made.target(parse_name(MODEL)).key(
+        made.fingerprint
+    )
 
 
 def test_another_mix_has_other_states_but_the_same_blocks_if_the_tokenizer_is_given(
@@ -114,7 +116,7 @@ def test_another_mix_has_other_states_but_the_same_blocks_if_the_tokenizer_is_gi
     ):
         models = [MODEL] if number < 2 else ["1m-mlm40-10"]
         file = write_mixed(tmp_path / str(number), tokenizer=given, recipe=recipe, models=models)
-        other = prepare(load_study(file), Place(tmp_path / "store", tmp_path / str(number) / "data"))
+        other = prepare_study(load_study(file), Place(tmp_path / "store", tmp_path / str(number) / "data"))
         keys.append((other.corpus.key, other.plan.stages[0].states[0].key(other.fingerprint)))
     assert keys[0][0] == keys[1][0] == keys[2][0]
     assert keys[0][1] != keys[1][1], "another mix"
@@ -137,7 +139,7 @@ def test_a_source_that_a_later_phase_adds_changes_no_key_of_the_phases_before(
         content = yaml.safe_load(file.read_text())
         content["corpora"]["late"] = {**content["corpora"]["verse"], "seed": 7}
         file.write_text(yaml.safe_dump(content))
-        other = prepare(load_study(file), Place(tmp_path / "store", file.parent / "data"))
+        other = prepare_study(load_study(file), Place(tmp_path / "store", file.parent / "data"))
         assert set(other.corpus.sources) == {"prose", "verse", *(["late"] if added else [])}
         (target,) = other.plan.targets
         keys.append([target.at(step).key(other.fingerprint) for step in (0, 4, 10, 14)])
@@ -150,7 +152,7 @@ def test_a_source_that_a_later_phase_adds_changes_no_key_of_the_phases_before(
 
 
 def test_the_card_and_the_plan_name_sources_weights_tokens_and_repetitions(made: PreparedStudy) -> None:
-    name, study = parse(MODEL), made.study
+    name, study = parse_name(MODEL), made.study
     facts = state_facts(name, made.target(name), study.recipe, made.corpus, study.sources, [])
     # 10 steps of 8 blocks of 32 at 3 to 1, then 4 of 8 of 64 at 1 to 1.
     tokens = {"prose": 60 * 32 + 16 * 64, "verse": 20 * 32 + 16 * 64}
@@ -177,10 +179,10 @@ def test_the_order_as_a_data_set_is_what_the_training_loop_reads(
     assert sorted(file.name for file in folder.iterdir()) == names
     rows = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(rows.column_names) == ["input_ids", "step"]
-    segments, expected = made.target(parse(MODEL)).segments, []
+    segments, expected = made.target(parse_name(MODEL)).segments, []
     for step in range(14):
         blocks = joined(made, 32 if step < 10 else 64)
-        chosen = rows_of(blocks, samples_of(segments, step, made.study.recipe), made.study.recipe.seed)
+        chosen = block_numbers(blocks, samples_of(segments, step, made.study.recipe), made.study.recipe.seed)
         expected += [{"input_ids": ids, "step": step} for ids in blocks.take(chosen).tolist()]
     assert rows.to_list() == expected
     with pytest.raises(SystemExit) as ended:
@@ -235,5 +237,5 @@ def test_a_source_without_a_block_is_refused_by_its_name(path: Path, tmp_path: P
     file = write_mixed(tmp_path / "small")
     (tmp_path / "small" / "data" / "verse" / "train.txt").write_text("A few words.\n\nAnd a few more.")
     with pytest.raises(UserError, match=r"corpora.verse: corpus source 'verse': the \w+ part has at most \d+ tokens"):
-        prepare(load_study(file), Place(tmp_path / "store", tmp_path / "small" / "data"))
+        prepare_study(load_study(file), Place(tmp_path / "store", tmp_path / "small" / "data"))
     assert np.all([not folder.is_dir() for folder in (tmp_path / "store" / "corpora").glob("*")])

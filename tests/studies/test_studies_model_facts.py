@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlmclm.plans.names import parse
+from mlmclm.plans.names import parse_name
 from mlmclm.studies.study_tracking import given_parameters, named_parameters
 
 
@@ -22,7 +22,7 @@ from mlmclm.studies.study_tracking import given_parameters, named_parameters
 )
 def test_a_models_name_says_objective_size_and_mask_ratio(name: str, objective: str, ratio: str) -> None:
     expected = {"objective": objective, "size": "1m", "mask_ratio": ratio, "replicate": "1"}
-    assert named_parameters(parse(name)) == expected
+    assert named_parameters(parse_name(name)) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.studies.exports import export_models, link_files
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.find_model import find_model
 from small_study import write_study
@@ -21,7 +21,7 @@ from small_study import write_study
 def test_a_study_s_models_are_whole_where_they_are_copied_to(tmp_path: Path) -> None:
     file = write_study(tmp_path, models=["1m-untrained"], baseline=None)
     place = Place(tmp_path / "store", tmp_path / "data")
-    (exported,) = export_models(prepare(load_study(file), place))
+    (exported,) = export_models(prepare_study(load_study(file), place))
     models = place.store / "studies" / "small" / "models"
     shutil.copytree(models.parent, tmp_path / "copied", symlinks=True)  # as `cp -r` does
     shutil.rmtree(place.store / "states")
@@ -34,9 +34,9 @@ def test_studies_with_one_model_need_no_name_of_a_study(tmp_path: Path) -> None:
     place = Place(tmp_path / "store", tmp_path / "data")
     file = write_study(tmp_path, models=["1m-untrained"], baseline=None)
     study = load_study(file)
-    prepared = prepare(study, place)
+    prepared = prepare_study(study, place)
     (exported,) = export_models(prepared)
-    export_models(prepare(study.model_copy(update={"name": "other"}), place))
+    export_models(prepare_study(study.model_copy(update={"name": "other"}), place))
     found = find_model("1m-untrained", place.store)
     assert found.weights == exported.weights
     # Also in a store whose copy has lost its hard links.

@@ -21,7 +21,7 @@ from mlmclm.errors import UserError
 from mlmclm.studies import new_study
 from mlmclm.studies.data_file import read_task
 from mlmclm.studies.new_study import LADDER, count_weights, rates_for, settings_for, write_study
-from mlmclm.studies.place import place_of
+from mlmclm.studies.place import open_place
 from mlmclm.tasks.inference import Overrides
 from small_models import BAD, FILL, GOOD, save_small_model
 
@@ -164,7 +164,7 @@ def test_try_says_what_it_does_while_models_are_read(folder: Path, run: Run, mon
 
 def test_a_study_is_resumed_if_its_files_are_as_they_were_written(folder: Path, tmp_path: Path) -> None:
     task, mine = read_task(folder / "reviews.csv", Overrides()), tmp_path / "mine"
-    settings = settings_for(mine, task, str(folder / "one"), place_of(store=tmp_path / "store"))
+    settings = settings_for(mine, task, str(folder / "one"), open_place(store=tmp_path / "store"))
     for _ in range(2):
         write_study(mine, task, settings, resume=True)
     with pytest.raises(UserError, match=r"study\.yaml: it exists"):

@@ -21,7 +21,7 @@ from mlmclm.seeds import Seeds
 from mlmclm.studies.place import EXAMPLES
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.work import compute as compute_sweep
+from mlmclm.studies.work import compute_missing as compute_sweep
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
@@ -110,7 +110,7 @@ def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*cells: Any, **options: Any) -> None:
         raise UserError("not measured here")
 
-    monkeypatch.setattr(mlmclm.sweeps.estimate, "estimate", refuse)
+    monkeypatch.setattr(mlmclm.sweeps.estimate, "estimate_time", refuse)
 
 
 def test_stated_noise_is_all_that_the_plan_rests_on(folder: Path, store: Path) -> None:

@@ -28,7 +28,7 @@ from mlmclm.storage.files import stable_hash
 from mlmclm.studies.artifacts import KINDS as ARTIFACTS
 from mlmclm.studies.artifacts import Contents, Verified, pieces_of, verify
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import prepare
+from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import models_in
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_store(tmp_path_factory.mktemp("study"))
     store = folder / "store"
     study = Study(folder, store)
-    prepared = prepare(study.loaded, study.place)
+    prepared = prepare_study(study.loaded, study.place)
     own = store / "studies" / "small"
     write_manifest(own, "small", Planned(study.cells(prepared)))
     (own / "run.json").write_text(json.dumps(sealed({"evaluations": [{"model": "m", "task": "t", "key": EVALUATION}]})))
@@ -330,5 +330,5 @@ def test_cells_that_are_computed_again_are_equal_or_differ_or_cannot_be_compared
 
 def test_the_keys_of_recomputed_cells_are_those_of_the_study(folder: Path) -> None:
     study = Study(folder, folder / "store")
-    cells = study.cells(prepare(study.loaded, Place(folder / "store", folder / "data")))
+    cells = study.cells(prepare_study(study.loaded, Place(folder / "store", folder / "data")))
     assert {cell_key(cell) for cell in cells} == ResultsStore(folder / "store").keys()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mlmclm import progress
 from mlmclm.studies import work
-from mlmclm.studies.place import place_of
+from mlmclm.studies.place import open_place
 
 
 def test_a_slow_start_of_ray_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,5 +28,5 @@ def test_a_slow_start_of_ray_is_not_silent(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError(written.getvalue())
 
     monkeypatch.setattr(work, "_open_session", start)
-    with work.one_session(place_of(store=tmp_path), None) as opened, opened.session():
+    with work.one_session(open_place(store=tmp_path), None) as opened, opened.session():
         pass

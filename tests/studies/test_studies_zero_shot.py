@@ -13,7 +13,7 @@ import yaml
 
 from mlmclm.cli.main import main
 from mlmclm.cluster.ray_cluster import ray_session
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import main_metric
 from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
@@ -126,12 +126,12 @@ def test_a_sweep_computes_its_zero_shot_tasks_once_and_shows_them_everywhere(
 
 def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "words.yaml").write_text("task: words")
-    asked = parse(ZeroShot, {"tasks": ["words.yaml", "lambada_openai"], "limit": 5}, where="study")
+    asked = parse_config(ZeroShot, {"tasks": ["words.yaml", "lambada_openai"], "limit": 5}, where="study")
     assert asked.found(tmp_path, None).tasks == (str(tmp_path / "words.yaml"), "lambada_openai")
     with pytest.raises(UserError, match=r"zero_shot\.winogender: wino does not exist \(looked for .*wino"):
-        parse(ZeroShot, {"winogender": "wino"}, where="study").found(tmp_path, None)
+        parse_config(ZeroShot, {"winogender": "wino"}, where="study").found(tmp_path, None)
     with pytest.raises(UserError, match="nothing to evaluate on"):
-        parse(ZeroShot, {"limit": 5}, where="study")
+        parse_config(ZeroShot, {"limit": 5}, where="study")
 
 
 def test_a_missing_harness_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from mlmclm.models.folder import content_hashes, weights_hashes
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.studies.last_run import difference, grid_of
+from mlmclm.studies.last_run import grid_difference, grid_of
 from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import find_prepared, prepare
+from mlmclm.studies.prepare import find_prepared, prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model
@@ -159,7 +159,7 @@ def test_a_store_keeps_to_the_hash_by_which_it_knows_a_given_model(tmp_path: Pat
     del content["tokenizer"]
     path.write_text(yaml.safe_dump(content))
     place = Place(tmp_path / "store", tmp_path / "data")
-    made = prepare(load_study(path), place)
+    made = prepare_study(load_study(path), place)
     today, of_bytes = content_hashes(source)
     assert made.initial["tiny"].facts["content"] == today
     assert today in {each.key for each in StoredSource.all(place.store)}
@@ -178,5 +178,5 @@ def test_a_store_keeps_to_the_hash_by_which_it_knows_a_given_model(tmp_path: Pat
 def test_a_grid_of_given_models_by_earlier_hashes_is_no_other_grid(tmp_path: Path) -> None:
     space = space_of(tmp_path)
     before, now = grid_of(space, {"m": ("bytes",)}), grid_of(space, {"m": ("today", "bytes")})
-    assert not difference(before, now).lost and not difference(now, now).lost
-    assert difference(grid_of(space, {"m": ("other",)}), now).lost == ("m: other weights",)
+    assert not grid_difference(before, now).lost and not grid_difference(now, now).lost
+    assert grid_difference(grid_of(space, {"m": ("other",)}), now).lost == ("m: other weights",)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.cell import Cell
-from mlmclm.sweeps.estimate import estimate
+from mlmclm.sweeps.estimate import estimate_time
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
@@ -27,7 +27,7 @@ def test_time_is_missing_work_at_the_speed_of_the_model_s_own_results(tmp_path: 
         result["cost"] |= {"seconds": spent, "device": device}
         results_store.write(result)
     missing = results_store.missing(cells)
-    made = estimate(cells, missing, store=tmp_path, data_root=None, workers=2)
+    made = estimate_time(cells, missing, store=tmp_path, data_root=None, workers=2)
     wanted = stats.t.interval(0.95, len(seconds) - 1, loc=stats.tmean(seconds), scale=stats.sem(seconds))
     assert made.seconds.value == pytest.approx(7 * stats.tmean(seconds) / 2)
     assert (made.seconds.low, made.seconds.high) == pytest.approx([7 * bound / 2 for bound in wanted])
@@ -44,7 +44,7 @@ def test_cells_that_share_a_training_pay_for_it_once(tmp_path: Path) -> None:
         result["cost"] |= {"seconds": 10.0, "device": device}
         results_store.write(result)
     missing = [cells[4], twins[4]]
-    made = estimate([*cells, *twins], missing, store=tmp_path, data_root=None, workers=1)
+    made = estimate_time([*cells, *twins], missing, store=tmp_path, data_root=None, workers=1)
     assert made.trainings == 1
     assert made.seconds.value == pytest.approx(0.1 * (90 + 10 + 10))
 
@@ -62,9 +62,9 @@ def test_a_model_without_results_is_measured_once(
     real_cells: list[Cell], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     places = {"store": tmp_path, "data_root": tmp_path / "data", "workers": 1}
-    first = estimate(real_cells, real_cells, **places)  # type: ignore[arg-type]
+    first = estimate_time(real_cells, real_cells, **places)  # type: ignore[arg-type]
     assert 0 < first.seconds.low < first.seconds.value < first.seconds.high
     assert "measuring m on" in capfd.readouterr().err
-    assert estimate(real_cells, real_cells, **places) == first  # type: ignore[arg-type]
+    assert estimate_time(real_cells, real_cells, **places) == first  # type: ignore[arg-type]
     assert "measuring" not in capfd.readouterr().err
     assert ResultsStore(tmp_path).missing(real_cells) == real_cells, "a measurement leaves no result"

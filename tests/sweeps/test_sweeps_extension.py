@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import mlmclm.sweeps.run_layers
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.studies.study_sweep import extending
 from mlmclm.sweeps.cells import SweepModel, added_rates
@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
 
 
 def space_of(**changes: Any) -> Space:
-    return parse(Space, {**VALUES, **changes}, where="space.yaml")
+    return parse_config(Space, {**VALUES, **changes}, where="space.yaml")
 
 
 def planner(space: Space, store: Path, *names: str, absent: bool = False) -> Callable[[], Planned]:

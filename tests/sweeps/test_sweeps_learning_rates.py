@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
-from mlmclm.sweeps.learning_rates import RateGrid, further
+from mlmclm.sweeps.learning_rates import RateGrid, next_rates
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {"tasks": ["sst2", "mnli"], "seeds": [0], "protocol": {"max_steps": 5}}
 
 
 def space_with(rates: Any) -> Space:
-    return parse(Space, {**VALUES, "learning_rates": rates}, where="space.yaml")
+    return parse_config(Space, {**VALUES, "learning_rates": rates}, where="space.yaml")
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def space_with(rates: Any) -> Space:
 def test_a_list_goes_on_by_its_own_step(
     rates: list[float], lower: tuple[float, ...], higher: tuple[float, ...]
 ) -> None:
-    assert further(rates, 3, higher=False) == pytest.approx(lower, rel=1e-5)
-    assert further(rates, 3, higher=True) == pytest.approx(higher, rel=1e-12)
-    for rate in (*further(rates, 3, higher=False), *further(rates, 3, higher=True)):
+    assert next_rates(rates, 3, higher=False) == pytest.approx(lower, rel=1e-5)
+    assert next_rates(rates, 3, higher=True) == pytest.approx(higher, rel=1e-12)
+    for rate in (*next_rates(rates, 3, higher=False), *next_rates(rates, 3, higher=True)):
         assert rate == float(f"{rate:.6g}"), "so that `mlmclm finetune --lr` finds the same cell"
 
 
@@ -53,7 +53,7 @@ def test_rates_are_extended_as_the_space_says() -> None:
 
 
 def test_the_rates_of_a_named_protocol_are_extended() -> None:
-    space = parse(
+    space = parse_config(
         Space, {"tasks": ["sst2"], "learning_rates": {"extend": True}, "protocol": "standard"}, where="space.yaml"
     )
     assert space.learning_rates == (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)

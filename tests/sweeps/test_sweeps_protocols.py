@@ -12,7 +12,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import Seeds
-from mlmclm.storage.packaged import PROTOCOLS, names_in
+from mlmclm.storage.packaged import PROTOCOLS, packaged_names
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand
 from mlmclm.sweeps.protocols import find_protocol
 from mlmclm.sweeps.space import Space, find_space
@@ -56,7 +56,7 @@ def test_the_paper_s_space_is_the_twelve_data_sets_by_the_study_s_protocol() -> 
 
 
 def test_the_rule_of_choice_is_the_space_s_else_its_protocol_s_and_no_part_of_a_cell(tmp_path: Path) -> None:
-    assert {name: find_protocol(name).rule for name in names_in(PROTOCOLS)} == {
+    assert {name: find_protocol(name).rule for name in packaged_names(PROTOCOLS)} == {
         "glue": "mean", "standard": "mean", "study": "per_seed",
     }  # fmt: skip
     keys = []
@@ -75,7 +75,7 @@ def test_the_rule_of_choice_is_the_space_s_else_its_protocol_s_and_no_part_of_a_
 def test_the_standard_protocol_differs_from_the_study_s_in_precision_pairs_searched_documents_metrics_and_rule_only() -> (
     None
 ):
-    assert names_in(PROTOCOLS) == ["glue", "standard", "study"]
+    assert packaged_names(PROTOCOLS) == ["glue", "standard", "study"]
     study, standard = find_protocol("study"), find_protocol("standard")
     assert (standard.learning_rates, standard.seeds) == (study.learning_rates, study.seeds)
     assert (standard.metrics, study.metrics) == ("standard", "study")

@@ -16,7 +16,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
-from mlmclm.sweeps.cell_failures import failures, record
+from mlmclm.sweeps.cell_failures import failure_notes, record
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import KeptWeights
@@ -119,7 +119,7 @@ def test_a_sweeps_status_is_seen_from_the_other_store(stores: tuple[Path, Path])
         found = Watch(read_manifest("mine", stores[1]), ResultsStore(stores[1])).look()
     assert [state.status for state in found.states] == ["ok", "failed", "running", "missing"]
     results_store.write(make_result(cells[1]))
-    assert failures(results_store.folder) == {}
+    assert failure_notes(results_store.folder) == {}
 
 
 def test_kept_weights_stay_in_the_store(stores: tuple[Path, Path]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.sweeps.space import Space, find_space
 
@@ -19,7 +19,7 @@ VALUES: dict[str, Any] = {
 
 
 def space_of(**changes: Any) -> Space:
-    return parse(Space, {**VALUES, **changes}, where="space.yaml")
+    return parse_config(Space, {**VALUES, **changes}, where="space.yaml")
 
 
 def test_a_number_of_seeds_stands_for_a_list_from_zero() -> None:

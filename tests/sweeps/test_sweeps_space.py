@@ -9,7 +9,7 @@ import pytest
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.seeds import Seeds
-from mlmclm.storage.packaged import SPACES, names_in
+from mlmclm.storage.packaged import SPACES, packaged_names
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.tasks.declared_tasks import task_names
@@ -24,7 +24,7 @@ def space_from(tmp_path: Path, text: str) -> Space:
 
 
 def test_every_packaged_space_is_valid_and_names_declared_tasks() -> None:
-    names = names_in(SPACES)
+    names = packaged_names(SPACES)
     assert {"quickstart", "paper"} <= set(names)
     for name in names:
         assert set(find_space(name).tasks) <= set(task_names())

@@ -22,12 +22,12 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, KeptEncoder
-from mlmclm.finetuning.loop import evaluate
+from mlmclm.finetuning.loop import evaluate_splits
 from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
-from mlmclm.sweeps.cells import SweepModel, expand, named
+from mlmclm.sweeps.cells import SweepModel, expand, named_result
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import run_layers
@@ -213,7 +213,7 @@ def test_a_kept_encoder_is_what_fine_tuning_left_and_a_cell_begins_with_it(place
                 fresh_layers(torch.Generator().manual_seed(streams["head"]), encoder.config.initializer_range),
             )
             trained(encoder, head, task, cell.protocol, learning_rate=cell.learning_rate, order=streams["order"])
-            examples = evaluate(encoder, head, task, cell.protocol, ("validation", "test"))
+            examples = evaluate_splits(encoder, head, task, cell.protocol, ("validation", "test"))
             return encoder.state_dict(), {split: task.scores(rows) for split, rows in examples.items()}
 
     weights, scores = by_hand(source, None)
@@ -279,7 +279,7 @@ def layers(
                     results_store.write(run_cell(cell, **places))
             found = results_store.find(cell_key(cell))
             assert found is not None
-            results.append(named(found, cell))
+            results.append(named_result(found, cell))
         return SweepOutcome(results, computed=count, reused=len(cells) - count)
 
     monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)

@@ -21,8 +21,8 @@ from mlmclm.finetuning.cell import Start, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.seeds import Seeds
 from mlmclm.storage.checksums import sealed
-from mlmclm.sweeps.cell_failures import failures, record
-from mlmclm.sweeps.manifest import listed, read_manifest, write_manifest
+from mlmclm.sweeps.cell_failures import failure_notes, record
+from mlmclm.sweeps.manifest import listed_cells, read_manifest, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import RATE_SECONDS, SweepStatus, Watch, rate
@@ -78,7 +78,7 @@ def test_a_manifest_lists_the_cells_with_their_keys_and_names(tmp_path: Path) ->
     cells = [make_cell(learning_rate=3e-5), streams, started]
     write_manifest(tmp_path / "studies" / "x", "x", Planned(cells, waiting={"mnli": 3}))
     found = read_manifest("x", tmp_path)
-    assert found.cells == listed(cells)
+    assert found.cells == listed_cells(cells)
     assert [cell.key for cell in found.cells] == list(map(cell_key, cells))
     assert found.cells[1].name == "a/sst2/lr1e-3/epochs3/h0-o1-d2"
     assert (found.cells[2].start, found.waiting) == ("f00", {"mnli": 3})
@@ -137,7 +137,7 @@ def test_results_that_come_and_go_are_seen_at_the_next_look(store: Path) -> None
     assert watch.look().done == 3
     ResultsStore(store).write(make_result(CELLS[4]))
     assert watch.look().states[4].status == "ok", "and its note of failure is gone"
-    assert failures(store / "cells") == {}
+    assert failure_notes(store / "cells") == {}
     ResultsStore(store).set_aside(cell_key(CELLS[0]))
     assert watch.look().states[0].status == "missing"
 
@@ -156,7 +156,7 @@ def test_a_failure_is_counted_and_a_note_that_cannot_be_written_is_no_error(
     for reason in ("first", "second"):
         record(tmp_path, "f00", reason, kind="crash", node="n")
     (tmp_path / "failed" / "f01.json").write_text("{")
-    (found,) = failures(tmp_path).values()
+    (found,) = failure_notes(tmp_path).values()
     assert (found.count, found.reason, found.kind, found.node) == (2, "second", "crash", "n")
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "failed").write_text("in the way")

@@ -22,8 +22,8 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.objects import bucket_of
 from mlmclm.storage.retrying import NoAnswer
-from mlmclm.studies.place import place_of
-from mlmclm.sweeps.cell_failures import Retries, failures
+from mlmclm.studies.place import open_place
+from mlmclm.sweeps.cell_failures import Retries, failure_notes
 from mlmclm.sweeps.results_place import wait_for_storage
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
@@ -182,21 +182,21 @@ def test_an_address_without_a_bucket_is_refused_when_it_is_given(
 ) -> None:
     monkeypatch.setenv("MLMCLM_STORE_FOLDER", str(tmp_path))
     with pytest.raises(UserError, match=r"there is no bucket s3://nowhere at http.*another with --store"):
-        place_of(store="s3://nowhere/prefix")
+        open_place(store="s3://nowhere/prefix")
     disturbed.proxy.outage(3600)
     with pytest.raises(EnvironmentFault, match="does not answer"):  # nobody waits an hour for a mistyped endpoint
-        place_of(store=disturbed.url)
+        open_place(store=disturbed.url)
 
 
 def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> None:
     assert bucket_of("s3://another").availability.retry.seconds == 3600
-    place_of(store=place, wait_for_storage=7200)
-    place_of(store=place)
+    open_place(store=place, wait_for_storage=7200)
+    open_place(store=place)
     assert ResultsStore(place).availability.retry.seconds == 7200
-    place_of(store=place, wait_for_storage=60)
+    open_place(store=place, wait_for_storage=60)
     assert ResultsStore(place).availability.retry.seconds == 60
     with pytest.raises(UserError, match=r"--wait-for-storage 5: .*local is a folder.*--store"):
-        place_of(store=tmp_path / "local", wait_for_storage=5)
+        open_place(store=tmp_path / "local", wait_for_storage=5)
     (place / "storage.json").write_text('{"wait_for_storage": "long"}')
     with pytest.raises(UserError, match="wait_for_storage is 'long'; write a number of seconds"):
         ResultsStore(place)
@@ -263,7 +263,7 @@ def test_the_status_line_says_since_when_storage_is_waited_for(
         waiting.start()
         waiting.join()
     assert notes[0].startswith("waiting for storage since ") and "storage" not in notes[-1]
-    assert failures(results_store.folder) == {}
+    assert failure_notes(results_store.folder) == {}
 
 
 def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -287,7 +287,7 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
     assert (
         results_store.holders() == {}
         and not ResultsStore(place, root=place / "unfiled").keys()
-        and failures(results_store.folder) == {}
+        and failure_notes(results_store.folder) == {}
     )
 
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from mlmclm.pydocs.sections import Field, clean, parse
+from mlmclm.pydocs.sections import Field, clean, parse_docstring
 
 NUMPYDOC = """
 Compute the mean of an array.
@@ -84,7 +84,7 @@ Sends a request.
 
 
 def test_numpydoc_sections_give_names_types_and_first_paragraphs() -> None:
-    parsed = parse(inspect.cleandoc(NUMPYDOC))
+    parsed = parse_docstring(inspect.cleandoc(NUMPYDOC))
     assert parsed.summary == "Compute the mean of an array."
     assert parsed.body == "The mean is the sum divided by the count."
     axis = "Axis along which to *compute*, see numpy.sum. Two lines of it."
@@ -97,7 +97,7 @@ def test_numpydoc_sections_give_names_types_and_first_paragraphs() -> None:
 
 
 def test_google_sections_give_names_types_and_descriptions() -> None:
-    parsed = parse(inspect.cleandoc(GOOGLE))
+    parsed = parse_docstring(inspect.cleandoc(GOOGLE))
     assert (parsed.summary, parsed.body) == ("Loads a model.", "It may take a while.")
     assert parsed.fields == (
         Field("parameter", "path", "str or os.PathLike, optional, defaults to None", "Where the model lies."),
@@ -109,7 +109,7 @@ def test_google_sections_give_names_types_and_descriptions() -> None:
 
 
 def test_sphinx_fields_give_names_types_and_descriptions() -> None:
-    parsed = parse(inspect.cleandoc(SPHINX))
+    parsed = parse_docstring(inspect.cleandoc(SPHINX))
     assert parsed.summary == "Sends a request."
     assert parsed.fields == (
         Field("parameter", "url", "str", "The address to send it to."),
@@ -134,4 +134,4 @@ def test_markup_is_removed(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x (int): A number of things.", ">>> f()\n1", "Parameters\n----------"])
 def test_what_has_no_prose_has_no_summary(text: str) -> None:
-    assert parse(text).summary == ""
+    assert parse_docstring(text).summary == ""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import mlmclm
 from mlmclm.backends.packing import Packing
 from mlmclm.cli.main import main
-from mlmclm.configuration import parse
+from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
@@ -39,7 +39,7 @@ from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task, task_names
 from mlmclm.tasks.family import Family
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.look import look
+from mlmclm.tasks.look import preview_task
 from mlmclm.tasks.metric import Metric
 from mlmclm.tasks.predictions import predicted
 from mlmclm.tasks.prepare_task import prepare_task
@@ -144,7 +144,7 @@ def cell(place: Path) -> Cell:
 
 def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(place: Path, cell: Cell) -> None:
     data = load_task(cell.declared, store=place, data_root=place / "data")
-    shown = look(data, load_tokenizer(cell.model_folder), cell.protocol)
+    shown = preview_task(data, load_tokenizer(cell.model_folder), cell.protocol)
     assert shown.rows == {"train": 360, "validation": 40, "test": 60}
     result = run_cell(cell, store=place / "store", data_root=place / "data")
     assert (result["family"], result["metric"]) == ("counting", "within_one")
@@ -256,7 +256,7 @@ def test_a_registered_metric_is_a_task_s_and_its_code_is_in_the_keys_of_its_cell
     assert cell.added == {"family": FAMILIES.keyed("counting")}
     mlmclm.register("metric", None, Exact)
     try:
-        declaration = parse(Task, cell.declared.model_dump() | {"metric": "exact+within_one"}, where="here")
+        declaration = parse_config(Task, cell.declared.model_dump() | {"metric": "exact+within_one"}, where="here")
         own = dataclasses.replace(cell, declaration=declaration)
         assert cell_key(cell) == key != cell_key(own)
         result = run_cell(own, store=place / "store", data_root=place / "data")
@@ -265,7 +265,7 @@ def test_a_registered_metric_is_a_task_s_and_its_code_is_in_the_keys_of_its_cell
     finally:
         KINDS["metric"].remove("exact")
     with pytest.raises(UserError, match="metric 'exact' is not computed for counting; allowed: within_one, agreement"):
-        parse(Task, cell.declared.model_dump() | {"metric": "exact"}, where="here")
+        parse_config(Task, cell.declared.model_dump() | {"metric": "exact"}, where="here")
 
 
 def changed(**parts: Any) -> dict[str, Any]:

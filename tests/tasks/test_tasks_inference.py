@@ -25,7 +25,7 @@ from mlmclm.errors import UserError
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declared_tasks import find_tasks
-from mlmclm.tasks.division import groups_of, held_out
+from mlmclm.tasks.division import held_out_rows, row_groups
 from mlmclm.tasks.inference import Overrides
 from mlmclm.tasks.load import load_task
 
@@ -278,11 +278,11 @@ def test_a_file_called_like_an_installed_task_gets_an_ending(tmp_path: Path) -> 
 
 
 def test_groups_are_connected_by_any_key() -> None:
-    groups = groups_of(["a", "a", "b", "c"], ["x", "y", "y", "z"])
+    groups = row_groups(["a", "a", "b", "c"], ["x", "y", "y", "z"])
     assert len(set(groups[:3])) == 1 and groups[3] != groups[0]
     keys = [f"k{n}" for n in range(100)]
-    held = held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=0)
-    assert held.sum() == 20 and (held != held_out(groups_of(keys), keys, [""] * 100, 0.2, seed=1)).any()
+    held = held_out_rows(row_groups(keys), keys, [""] * 100, 0.2, seed=0)
+    assert held.sum() == 20 and (held != held_out_rows(row_groups(keys), keys, [""] * 100, 0.2, seed=1)).any()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])

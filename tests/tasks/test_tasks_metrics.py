@@ -17,7 +17,7 @@ from sklearn.metrics import f1_score
 
 from mlmclm.backends.packing import Packing
 from mlmclm.tasks.answers import answer_f1, exact_match, graded_with_unanswerable, normalise_answer
-from mlmclm.tasks.families.question_answering import windows
+from mlmclm.tasks.families.question_answering import passage_windows
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.families.sequence_regression import SequenceRegression
 from mlmclm.tasks.families.token_classification import TaggingTask, words_of_tokens
@@ -248,7 +248,7 @@ def test_tokens_find_their_words_whatever_the_tokenizer_does_with_spaces() -> No
     ("tokens", "room", "stride"), [(10, 10, 3), (11, 10, 3), (100, 30, 10), (50, 20, 19), (50, 10, 40)]
 )
 def test_windows_cover_the_passage_and_share_the_stride(tokens: int, room: int, stride: int) -> None:
-    found = windows(tokens, room, stride)
+    found = passage_windows(tokens, room, stride)
     assert found[0][0] == 0
     assert found[-1][1] == tokens
     assert all(stop - start <= room for start, stop in found)

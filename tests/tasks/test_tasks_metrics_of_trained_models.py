@@ -24,7 +24,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import load_tokenizer, weights_hash
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.families.question_answering import QUESTION, windows
+from mlmclm.tasks.families.question_answering import QUESTION, passage_windows
 from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
@@ -194,7 +194,7 @@ def passages(
         encoded = tokenizer(" " + row["context"], add_special_tokens=False, return_offsets_mapping=True)
         characters = [(start - 1, end - 1) for start, end in encoded["offset_mapping"]]  # the space before it
         room = found.protocol.max_length - len(question[: found.protocol.max_length // 2]) - 1
-        cut = windows(len(characters), room, found.protocol.stride)
+        cut = passage_windows(len(characters), room, found.protocol.stride)
         yield row, characters, [(next(left), begin) for begin, _ in cut]
     assert next(left, None) is None
 

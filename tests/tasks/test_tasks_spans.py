@@ -15,7 +15,7 @@ from mlmclm.tasks.columns import TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families.question_answering import ANSWERS
 from mlmclm.tasks.families.token_classification import NO_WORD
-from mlmclm.tasks.look import look
+from mlmclm.tasks.look import preview_task
 from mlmclm.tasks.settings import TaskSettings
 from tokenizer_kinds import KINDS, WORDS
 
@@ -86,7 +86,7 @@ def test_the_target_tokens_of_an_answer_give_back_its_text(kind: str, form: str)
     coarse = [pair for pair in lost if "\n" in pair[0]] if kind in ("T5", "ALBERT", "Metaspace never") else []
     assert lost == coarse
     assert len(coarse) < 20
-    regained = look(data, tokenizer, SETTINGS).regained["train"]
+    regained = preview_task(data, tokenizer, SETTINGS).regained["train"]
     assert regained["of"] - regained["regained"] == sum(text.split() != gold.split() for text, gold in coarse)
 
 
@@ -104,4 +104,4 @@ def test_the_tokens_of_a_word_are_decoded_to_it_and_every_word_has_some(kind: st
         for number, word in enumerate(words):
             alone = tokenizer.backend_tokenizer.encode(word, add_special_tokens=False).ids
             assert text_of(ids[owners == number].tolist()) == text_of(alone)
-    assert look(data, tokenizer, SETTINGS).regained["train"] == {"regained": 720, "of": 720}
+    assert preview_task(data, tokenizer, SETTINGS).regained["train"] == {"regained": 720, "of": 720}

@@ -18,7 +18,7 @@ from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_tokenizer
 from mlmclm.sweeps.protocols import find_protocol
 from mlmclm.tasks.settings import TaskSettings
-from mlmclm.tasks.texts import closed, encode_texts, longest_first, token_ids
+from mlmclm.tasks.texts import encode_texts, longest_first, token_ids, with_closing_token
 from small_models import NAMES, save_small_model, small_tokenizer
 
 TEMPLATE = "Question: {text}\nContext: {text_pair}"
@@ -121,7 +121,7 @@ def test_of_joined_texts_the_longer_one_is_cut_and_the_template_stays(template: 
     settings = TaskSettings(max_length=24, stride=1)
     found = encode_texts(TEXTS, SECONDS, template, tokenizer, settings)
     cut = encode_texts(TEXTS, SECONDS, template, tokenizer, settings.model_copy(update={"pair_truncation": "joined"}))
-    assert cut["input_ids"].to_pylist() == [closed(ids, 2, 24) for ids in whole]
+    assert cut["input_ids"].to_pylist() == [with_closing_token(ids, 2, 24) for ids in whole]
     assert cut["lost"].to_pylist()[1 if template == TEMPLATE else 2] and not any(cut["recut"].to_pylist())
     assert not any(found["lost"].to_pylist()) and any(found["recut"].to_pylist())
     for ids, full, pair, recut, before in zip(

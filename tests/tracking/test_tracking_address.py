@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
-from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_state
+from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_service_state
 from mlmclm.storage.files import machine, only_one
 from mlmclm.studies.place import LOCK, Place
 from mlmclm.studies.study_file import StudyFile
@@ -161,7 +161,7 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
 ) -> None:
     store, address = tmp_path / "store", f"http://127.0.0.1:{closed_port()}"
     server = (Member(MLFLOW, 1, 1),)
-    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, server))
+    write_service_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, server))
     monkeypatch.setenv(VARIABLE, address)
     cell = make_cell()
     ResultsStore(store).write(make_result(key=cell_key(cell), model=cell.model))
@@ -174,7 +174,7 @@ def test_a_job_writes_to_the_database_of_the_store_whose_server_it_is_given(
     assert sorted(run.data.tags["mlmclm.kind"] for run in runs(store, experiment="s")) == ["cell", "model"]
     with pytest.raises(EnvironmentFault, match="doesn't answer"):
         tracked(study(), Place(tmp_path / "other")).__enter__()
-    write_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
+    write_service_state(store, ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": address}, ()))
     with pytest.raises(EnvironmentFault, match="doesn't answer"):  # a service that uses another's server
         tracked(study(), Place(store)).__enter__()
 
@@ -190,7 +190,7 @@ def test_a_study_links_to_the_programs_whose_addresses_are_known(
     monkeypatch.setenv("RAY_GRAFANA_HOST", "http://inside:3000/")
     (me,) = members_of(MLFLOW, [psutil.Process()])
     own = {"mlflow": f"http://127.0.0.1:{closed_port()}", "dashboard": "http://127.0.0.1:8265"}
-    write_state(tmp_path, ServiceState(machine(), platform.node(), 1.0, True, own, (me,)))
+    write_service_state(tmp_path, ServiceState(machine(), platform.node(), 1.0, True, own, (me,)))
     pages = other_pages(study(), tmp_path)
     assert pages["MLflow"].startswith(f"{own['mlflow']}/#/experiments") and pages["Ray dashboard"] == own["dashboard"]
     assert pages["Grafana"] == f"http://inside:3000/d/mlmclm-sweep?var-store={quote_plus(str(tmp_path))}&var-study=s"

@@ -23,7 +23,7 @@ from mlflow import MlflowClient
 
 from mlmclm.service.mlflow_server import running_server
 from mlmclm.service.run_service import study_links
-from mlmclm.service.state import MLFLOW, ServiceState, members_of, write_state
+from mlmclm.service.state import MLFLOW, ServiceState, members_of, write_service_state
 from mlmclm.storage.files import machine
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.address import default_address, experiment_id
@@ -226,7 +226,7 @@ def test_a_server_on_the_database_answers_while_runs_are_written_and_shows_them_
 def test_a_service_shows_links_to_the_runs_of_each_study_and_not_the_page_for_generative_ai(store: Path) -> None:
     (me,) = members_of(MLFLOW, [psutil.Process()])
     state = ServiceState(machine(), platform.node(), 1.0, True, {"mlflow": "http://127.0.0.1:5000"}, (me,))
-    write_state(store, state)
+    write_service_state(store, state)
     every = {"MLflow": "http://127.0.0.1:5000/#/experiments?workflowType=machine_learning"}
     export(store, CELLS[:1])
     number = MlflowClient(default_address(store)).get_experiment_by_name("study").experiment_id

@@ -16,7 +16,7 @@ from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.summary import model_metrics
 from mlmclm.studies.follower import TrackedStudy, summaries
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.splits import source_of
+from mlmclm.tasks.splits import data_source
 from mlmclm.tracking import saved_views, views
 from mlmclm.tracking.records import DataSet, RunRecord
 from small_hub import served
@@ -217,6 +217,6 @@ def test_an_auditor_loads_a_runs_data_from_the_hub_at_its_revision_or_from_its_f
 
 def test_a_tasks_data_are_on_the_hub_at_its_revision_unless_a_folder_stands_in_for_it(tmp_path: Path) -> None:
     task = get_task("sst2")
-    assert source_of(task, tmp_path, tmp_path) == {"path": "stanfordnlp/sst2", "revision": task.revision}
+    assert data_source(task, tmp_path, tmp_path) == {"path": "stanfordnlp/sst2", "revision": task.revision}
     (tmp_path / "sst2").mkdir()
-    assert source_of(task, tmp_path, tmp_path) == str(tmp_path / "sst2")
+    assert data_source(task, tmp_path, tmp_path) == str(tmp_path / "sst2")

@@ -9,7 +9,7 @@ from mlmclm.analysis.comparison import against
 from mlmclm.numbers import count, plural
 from mlmclm.reports.crossings import crossing
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
-from mlmclm.reports.trends import Key, Quantity, plan_words, steps_of, trend_figures
+from mlmclm.reports.trends import Key, Quantity, model_steps, plan_words, trend_figures
 
 
 class Budgets(FigureGroup):
@@ -30,12 +30,14 @@ class Budgets(FigureGroup):
         runs = {model.finished for model in models if model.finished}
         series: dict[Key, list[tuple[float, str]]] = {}
         for model in models:
-            x = float(model.tokens or 0) if by_tokens else float(steps_of(model))
+            x = float(model.tokens or 0) if by_tokens else float(model_steps(model))
             if not model.finished:
                 series.setdefault((model.size, plan_words(model), ""), []).append((x, model.name))
             if model.finished or model.name in runs:
                 end = finished.get(model.finished or model.name)
-                key = (plan_words(end), f"run of {plural(steps_of(end), 'step')}") if end else (model.finished, "run")
+                key = (
+                    (plan_words(end), f"run of {plural(model_steps(end), 'step')}") if end else (model.finished, "run")
+                )
                 series.setdefault((model.size, *key), []).append((x, model.name))
         title = "tokens" if by_tokens else "steps"
         figures = trend_figures(study, self.name, Quantity(title, title, count, log=True), series)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput
-from mlmclm.reports.trends import Key, Quantity, budget_words, steps_of, trend_figures
+from mlmclm.reports.trends import Key, Quantity, budget_words, model_steps, trend_figures
 
 
 class ClmShares(FigureGroup):
@@ -28,7 +28,7 @@ class ClmShares(FigureGroup):
                 causal.setdefault(budget, []).append((100.0, model.name))
             elif len(kinds) == 1 or kinds == [True, False]:
                 first, last = model.phases[0], model.phases[-1]
-                share = 100 * first.steps / steps_of(model) if first.causal else 0.0
+                share = 100 * first.steps / model_steps(model) if first.causal else 0.0
                 decay = "with a decay between" if first.decayed else ""
                 points.setdefault((*budget, last.objective.upper(), decay), []).append((share, model.name))
         series: dict[Key, list[tuple[float, str]]] = {}

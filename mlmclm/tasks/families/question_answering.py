@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from mlmclm.errors import UserError
 from mlmclm.results.measures import Array
-from mlmclm.tasks.answers import constant_answers, exact_match, graded, graded_with_unanswerable, study_f1
+from mlmclm.tasks.answers import constant_answers, exact_match, graded, graded_with_unanswerable, study_answer_f1
 from mlmclm.tasks.columns import Columns, TaskData
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.family import Family, limited_splits
@@ -54,7 +54,7 @@ QUESTION = "Question: {question}\nContext:"
 """The study's prompt template; the passage follows after a space."""
 
 
-def windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+def passage_windows(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Split a passage of `tokens` tokens into windows (start, end), at most `room` long and overlapping by `stride`."""
     if tokens <= room:
         return [(0, tokens)]
@@ -166,7 +166,7 @@ class AnsweringTask(PreparedTask):
                 begin = int(table["begin"][window])
                 positions.append((begin + first, begin + last))
         return self._graded(texts, references) | {
-            "study.f1": np.array([study_f1(*pair) for pair in zip(positions, answers, strict=True)]),
+            "study.f1": np.array([study_answer_f1(*pair) for pair in zip(positions, answers, strict=True)]),
             "id": objects(self.table(f"{split}_examples")["id"].to_pylist()),
             "answer": objects(texts),
         }
@@ -315,7 +315,7 @@ class QuestionAnswering(Family):
         passages = Lists.of(table, column).lengths - questions - 1
         room = settings.max_length - np.minimum(questions, settings.max_length // 2) - 1
         pairs = zip(passages.tolist(), room.tolist(), strict=True)
-        return np.array([len(windows(passage, space, settings.stride)) > 1 for passage, space in pairs])
+        return np.array([len(passage_windows(passage, space, settings.stride)) > 1 for passage, space in pairs])
 
     @classmethod
     def encode(cls, data: TaskData, tokenizer: PreTrainedTokenizerFast, settings: TaskSettings) -> dict[str, pa.Table]:
@@ -369,7 +369,7 @@ class QuestionAnswering(Family):
                 answer_start = answers["answer_start"][0]
                 inside = np.flatnonzero((last > answer_start) & (first < answer_start + len(answers["text"][0])))
             positions.append([int(inside[0]), int(inside[-1])] if len(inside) else [])
-            for begin, stop in windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
+            for begin, stop in passage_windows(len(ids), settings.max_length - len(question) - 1, settings.stride):
                 closing = len(question) + stop - begin
                 target = (closing, closing)
                 # A window that holds only part of the answer counts as one without it.

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from mlmclm.errors import UserError
-from mlmclm.results.measures import Array, Measure, correlation, ranks
+from mlmclm.results.measures import Array, Measure, correlation, resampled_ranks
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.families.sequence_classification import ClassificationTask, SequenceClassification
 from mlmclm.tasks.prepared_task import Examples
@@ -82,6 +82,6 @@ class SequenceRegression(SequenceClassification):
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
         x, y = (columns[name].astype(np.float64) for name in ("gold", "prediction"))
         return {
-            "spearman": lambda weights: correlation(weights, ranks(weights, x), ranks(weights, y)),
+            "spearman": lambda weights: correlation(weights, resampled_ranks(weights, x), resampled_ranks(weights, y)),
             "pearson": lambda weights: correlation(weights, x, y),
         }

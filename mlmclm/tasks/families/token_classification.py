@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.errors import UserError, cut
+from mlmclm.errors import UserError, clipped
 from mlmclm.progress import say_once
 from mlmclm.results.measures import Array, Measure, WeightedMean, ratio
 from mlmclm.results.metrics import metric_parts
@@ -275,7 +275,7 @@ class TokenClassification(Family):
         if as_iobes(names) is None:
             raise UserError(
                 f"{where}: entities need tags that all begin with a letter such as B- or I-, or that all have none (except O). The tags are "
-                f"{cut(', '.join(names))}. Give tags of one scheme, or metric: accuracy."
+                f"{clipped(', '.join(names))}. Give tags of one scheme, or metric: accuracy."
             )
 
     @classmethod
