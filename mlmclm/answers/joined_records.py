@@ -23,7 +23,7 @@ MAY_DIFFER = ("name", "models", "replicates", "baseline", "per_model", "tasks", 
 def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     """Return the published records of the parts of one study as one; models may overlap.
 
-    A model that several parts have with equal weights has the cells of all. If its weights differ, because each part has
+    If several parts have a model with equal weights, it has the cells of all. If its weights differ, because each part has
     pretrained it, only the first part's cells are taken, and a message says so. If two parts have different scores of a
     cell, the first part's are taken, again with a message.
 
@@ -34,21 +34,21 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
         UserError: the parts differ in their recipe, corpus, data or search space.
     """
     where, first = next(iter(parts.items()))
-    for name, other in parts.items():
-        _check_alike(where, first, name, other)
+    for name, part in parts.items():
+        _check_alike(where, first, name, part)
     owners: dict[str, tuple[str, str]] = {}
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     outcomes: dict[str, dict[str, pa.Table]] = {}
     labels: Mapping[str, tuple[str, ...]] = {}
     for name, part in parts.items():
-        elsewhere = [
+        retrained = [
             model for model, sha in part.states.weights.items() if owners.setdefault(model, (sha, name))[0] != sha
         ]
         unlike = 0
-        for model in elsewhere:
-            say(f"{model}: {name} has other weights of it than {owners[model][1]}, which alone counts")
+        for model in retrained:
+            say(f"{model}: its weights in {name} differ from those in {owners[model][1]}, whose cells alone are used")
         for row in part.rows:
-            if row["model"] in elsewhere:
+            if row["model"] in retrained:
                 continue
             earlier = rows.setdefault((row["model"], row["key"]), row)
             unlike += earlier["scores"] != row["scores"]
@@ -87,7 +87,7 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
             first.setting,
             grid=grid,
             baseline=next((part.setting.baseline for part in records if part.setting.baseline is not None), None),
-            chances={task: level for part in reversed(records) for task, level in part.setting.chances.items()},
+            chances={task: chance for part in reversed(records) for task, chance in part.setting.chances.items()},
             replicate_of={
                 run: model
                 for part in records
@@ -105,14 +105,14 @@ def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     )
 
 
-def _check_alike(where: str, first: StudyRecord, name: str, other: StudyRecord) -> None:
+def _check_alike(where: str, first: StudyRecord, name: str, part: StudyRecord) -> None:
     """Raise a `UserError` with the differences of two records if they are not parts of one study."""
     differing = [
         f"{key}: {ours!r} and {theirs!r}"
-        for key in dict.fromkeys((*first.study, *other.study))
-        if key not in MAY_DIFFER and (ours := first.study.get(key)) != (theirs := other.study.get(key))
+        for key in dict.fromkeys((*first.study, *part.study))
+        if key not in MAY_DIFFER and (ours := first.study.get(key)) != (theirs := part.study.get(key))
     ]
-    our_states, their_states = first.states, other.states
+    our_states, their_states = first.states, part.states
     if our_states.shared != their_states.shared:
         differing.append(f"corpus, tokenizer or recipe: {our_states.shared} and {their_states.shared}")
     ours, theirs = our_states.task_data, their_states.task_data
@@ -140,14 +140,14 @@ def _grid(grids: Sequence[Grid]) -> Grid:
     # Each part adds rates for all of its models together. A model of several parts has therefore been tried at the rates of each.
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for grid in grids:
-        for place, rates in grid.added.items():
-            added.setdefault(place, {}).update(dict.fromkeys(rates))
+        for key, rates in grid.added.items():
+            added.setdefault(key, {}).update(dict.fromkeys(rates))
     return Grid(
         tuple(dict.fromkeys(model for grid in grids for model in grid.models)),
         tuple(dict.fromkeys(task for grid in grids for task in grid.tasks)),
         tuple(dict.fromkeys(rate for grid in grids for rate in grid.learning_rates)),
         tuple(dict.fromkeys(seed for grid in grids for seed in grid.seeds)),
         {task: settings for grid in reversed(grids) for task, settings in grid.settings.items()},
-        added={place: tuple(rates) for place, rates in added.items()},
+        added={key: tuple(rates) for key, rates in added.items()},
         grows=any(grid.grows for grid in grids),
     )

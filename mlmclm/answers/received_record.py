@@ -1,7 +1,7 @@
 """The gate for published studies: a bundle that others have made, read once, with typed values that agree with each other.
 
-What its files say twice must be the same: results.csv, the cells and the outcomes of test examples; weights and data of tasks;
-names. Nothing is computed again, so this can only show that a bundle contradicts itself. `recompute` does the rest.
+Values that several of its files contain must be equal: results.csv, the cells and the outcomes of test examples; weights and
+data of tasks; names. Nothing is computed again, so this can only show that a bundle contradicts itself. `recompute` does the rest.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
         if name not in files:
             raise UserError(f"the checksums do not list {name}.")
     values = plain_json(files[ABOUT], ABOUT)
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != FORMAT:
-        raise UserError(f"{folder / ABOUT}: format {found!r}; this version of mlmclm reads format {FORMAT}.")
+    version = values.get("format") if isinstance(values, dict) else None
+    if version != FORMAT:
+        raise UserError(f"{folder / ABOUT}: format {version!r}; this version of mlmclm reads format {FORMAT}.")
     states = plain_json(files[STATES], STATES)
     for name, value in ((ABOUT, values), (STATES, states)):
         for place, text in texts_in(value):
@@ -153,7 +153,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
     for name in files:
         if name.endswith((".yaml", ".yml")) and name != STUDY:
             _yaml(folder, name, files)
-    own = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
+    study_files = {name: content for name, content in files.items() if name.partition("/")[0] in OWN}
     with naming(folder / CELLS):
         cells = _CELLS.validate_python(_table(folder, CELLS, files).to_pylist(), strict=True)
     facts, claims = _own_words(about.facts, file.kind), file.find_claims()
@@ -171,7 +171,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
         source=str(folder / STUDY),
         spelled=file.spelled,
         study=study,
-        files=own,
+        files=study_files,
     )
 
 
@@ -212,11 +212,11 @@ def _check_names(bundle: StudyRecord) -> None:
             f"its name is {clipped(facts.name)!r} in {ABOUT}, and {clipped(str(study.get('name')))!r} in {STUDY}."
         )
     for what, ours, theirs in (
-        ("models", sorted(each.name for each in facts.models), sorted(models)),
-        ("tasks", sorted(each.name for each in facts.tasks), sorted(tasks)),
+        ("models", sorted(model.name for model in facts.models), sorted(models)),
+        ("tasks", sorted(task.name for task in facts.tasks), sorted(tasks)),
     ):
         if ours != theirs or len(set(theirs)) < len(theirs):
-            raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, each once.")
+            raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, or not unique.")
     if setting.baseline is not None and setting.baseline not in models:
         raise UserError(f"{ABOUT}: the baseline {setting.baseline!r} is none of its models.")
     added = [[name for name, *_ in grid.added], [name for _, name, _ in grid.added]]
@@ -247,22 +247,22 @@ def _check_names(bundle: StudyRecord) -> None:
         check_time(stage.work.ended)
         if not 1 <= stage.work.workers <= 1e6 or not 0 <= stage.work.seconds <= 1e9:
             raise UserError(
-                f"{STATES}: stage {clipped(stage.title, 60)!r}: its workers or its seconds are no number of any."
+                f"{STATES}: stage {clipped(stage.title, 60)!r}: its number of workers or of seconds is not possible."
             )
-    for zero in facts.zero_shot:
-        for metric, values in zero.metrics.items():
+    for evaluation in facts.zero_shot:
+        for metric, values in evaluation.metrics.items():
             for name, value in values.items():
                 if isinstance(value, str) and name != "chance_how":
                     raise UserError(
-                        f"{ABOUT}: zero_shot {zero.task}: {metric}.{name} is {clipped(value)!r}, not a number."
+                        f"{ABOUT}: zero_shot {evaluation.task}: {metric}.{name} is {clipped(value)!r}, not a number."
                     )
 
 
 def _check_cells(bundle: StudyRecord) -> None:
     """Check that each cell is there once, belongs to the grid, and has the weights and data of states.json."""
     grid, states, seen = bundle.setting.grid, bundle.states, set[tuple[str, str]]()
-    labels: dict[str, tuple[str, ...]] = {}
-    told = {task.name: task for task in bundle.facts.tasks}
+    labels_by_task: dict[str, tuple[str, ...]] = {}
+    facts_by_task = {task.name: task for task in bundle.facts.tasks}
     if not bundle.rows:
         raise UserError("it has no cells.")
     for row in bundle.rows:
@@ -280,17 +280,17 @@ def _check_cells(bundle: StudyRecord) -> None:
         ):
             if value not in allowed:
                 raise UserError(f"{where}: its {what} {value} is not in the grid of {ABOUT}.")
-        own = bundle.outcomes.labels.get(row["key"], ())
-        if own and own != labels.setdefault(task, own):
+        labels = bundle.outcomes.labels.get(row["key"], ())
+        if labels and labels != labels_by_task.setdefault(task, labels):
             raise UserError(f"{where}: its labels are not those of another cell of the task.")
-        for what, known, file in (
+        for what, expected, file in (
             ("weights", states.weights.get(model), STATES),
             ("task_data", states.task_data.get(task), STATES),
-            ("family", told[task].family, ABOUT),
-            ("metric", told[task].metric, ABOUT),
+            ("family", facts_by_task[task].family, ABOUT),
+            ("metric", facts_by_task[task].metric, ABOUT),
         ):
-            if row[what] != known:
-                raise UserError(f"{where}: {what} is {clipped(row[what])}, and {clipped(str(known))} in {file}.")
+            if row[what] != expected:
+                raise UserError(f"{where}: {what} is {clipped(row[what])}, and {clipped(str(expected))} in {file}.")
 
 
 def _check_table(bundle: StudyRecord, content: bytes) -> None:
@@ -298,15 +298,15 @@ def _check_table(bundle: StudyRecord, content: bytes) -> None:
     pair = (text.splitlines() for text in (content.decode(), csv_text(bundle.table())))
     unlike = [lines for lines in zip_longest(*pair, fillvalue="(none)") if lines[0] != lines[1]]
     if unlike:
-        told, known = (clipped(line, 300) for line in unlike[0])
+        in_table, from_cells = (clipped(line, 300) for line in unlike[0])
         raise UserError(
-            f"{RESULTS} and {CELLS} contradict each other in {plural(len(unlike), 'line')} of the table. The first is {told!r} in the former, and "
-            f"{known!r} by the latter."
+            f"{RESULTS} and {CELLS} contradict each other in {plural(len(unlike), 'line')} of the table. The first is {in_table!r} in the former, and "
+            f"{from_cells!r} by the latter."
         )
 
 
 def _check_examples(bundle: StudyRecord) -> None:
-    """Check that cells have the scores of their test examples, as far as these are known and suffice."""
+    """Check that the scores of cells are those of their test examples, where the bundle has these and they suffice."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in bundle.rows:
         rows.setdefault(row["task"], {})[row["key"]] = row
@@ -319,11 +319,11 @@ def _check_examples(bundle: StudyRecord) -> None:
             f"the test examples and {CELLS} contradict each other in {plural(len(unlike), 'cell')}. {unlike[0]}."
         )
     scored = [row for row in bundle.rows if row["status"] == "ok"]
-    alone = [row for row in scored if bundle.outcomes.table_of(row) is None]
-    if alone:
+    unchecked = [row for row in scored if bundle.outcomes.table_of(row) is None]
+    if unchecked:
         say_once(
-            f"{bundle.name}: {len(alone):,} of {plural(len(scored), 'scored cell')} have no test examples in the bundle, so nothing but "
-            f"computing them again shows whether their scores are right (the first: {alone[0]['model']} on {alone[0]['task']})"
+            f"{bundle.name}: {len(unchecked):,} of {plural(len(scored), 'scored cell')} have no test examples in the bundle, so nothing but "
+            f"computing them again shows whether their scores are right (the first: {unchecked[0]['model']} on {unchecked[0]['task']})"
         )
 
 
@@ -342,7 +342,7 @@ def _unlike_in_table(
         if key not in rows or rows[key]["status"] != "ok":
             raise UserError(f"{where}: key {clipped(str(key))!r} is not that of a scored cell of the task.")
         family, kept = FAMILIES.find(rows[key]["family"]), bundle.kept.examples(rows[key])
-        if family is not None:  # else of a package that is not installed
+        if family is not None:  # else a package declares it that is not installed
             yield from _unlike(family, kept)
             limits = tuple(rows[key]["protocol"].get(name) for name in TESTED_ON)
             check_same_examples(firsts.setdefault(limits, kept), kept, family.gold_columns)
@@ -358,18 +358,18 @@ def _unlike(family: type[Family], kept: KeptExamples) -> Iterable[str]:
     ):
         yield f"{where}: a prediction is not correct as its row says"
         return
-    classes, told = len(kept.label_names), row["scores"]["test"]
+    classes, recorded = len(kept.label_names), row["scores"]["test"]
     for name in family.shown.values():
         numbers = columns.get(name)
         if classes and numbers is not None and numbers.dtype.kind in "iu" and not numbers.max() < classes:
             raise UserError(f"{where}: {name} has a number that is no label's.")
-    found = family.scores({**columns, **kept.predictions}, classes)
-    found |= {
+    scores = family.scores({**columns, **kept.predictions}, classes)
+    scores |= {
         name: full_score(METRICS[name].measure(columns, classes), columns)
         for name in metric_parts(row["metric"])
         if name in METRICS
     }
-    for name, score in found.items():
-        if name in told and not abs(score - told[name]) <= CLOSE:
-            yield f"{where}: test {name} is {told[name]:.6g}, and {score:.6g} by its examples"
+    for name, score in scores.items():
+        if name in recorded and not abs(score - recorded[name]) <= CLOSE:
+            yield f"{where}: test {name} is {recorded[name]:.6g}, and {score:.6g} by its examples"
             return

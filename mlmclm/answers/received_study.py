@@ -1,4 +1,4 @@
-"""The gate for the study.yaml of others: it says what was computed, and nothing of where on a reader's machine."""
+"""The check of a study.yaml that others wrote: it says what was computed, and names no place on the reader's machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REMEDY = "A record is read only if it names nothing outside of its folder."
 
 
 def check_study(values: Any, where: Path, files: Collection[str] | None = None) -> None:
-    """Check the values of a study's file that is not one's own.
+    """Check the values of a study's file that others wrote.
 
     Args:
         where: the file.
@@ -60,7 +60,7 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
                 f"{where}: zero_shot.tasks: {task!r} lies in the record, and such a file may hold code. {REMEDY}"
             )
     space = values.get("space")
-    named = [("space", space), *(("claims", each) for each in _listed(values.get("claims")))]
+    named = [("space", space), *(("claims", claim) for claim in _listed(values.get("claims")))]
     if isinstance(space, Mapping):
         protocol = space.get("protocol")
         named.append(("space.protocol", protocol.get("base") if isinstance(protocol, Mapping) else protocol))
@@ -80,9 +80,9 @@ def leads_out(text: str) -> bool:
 def kept_inside(value: Any, key: str = "") -> Any:
     """Return the values of a study's file with each address or path that leads out reduced to its last part."""
     if isinstance(value, Mapping):
-        return {name: kept_inside(each, name) for name, each in value.items()}
+        return {name: kept_inside(item, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [kept_inside(each, key) for each in value]
+        return [kept_inside(item, key) for item in value]
     if isinstance(value, str) and key not in FREE_TEXT and leads_out(value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
     return value
@@ -99,18 +99,18 @@ def _listed(value: Any) -> list[Any]:
 def texts_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield all texts of a value with the keys that lead to them; a key is a text too."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             yield (*place, str(key)), str(key)
-            yield from texts_in(each, (*place, str(key)))
+            yield from texts_in(item, (*place, str(key)))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts_in(each, place)
+        for item in value:
+            yield from texts_in(item, place)
     elif isinstance(value, str):
         yield place, value
 
 
 def check_plain(value: Any, where: object) -> None:
-    """Check that a YAML file of others has the values of JSON alone; texts in others (bytes, sets) would pass unseen.
+    """Check that a YAML file of others has only values of JSON; texts inside other types (bytes, sets) would go unchecked.
 
     Raises:
         UserError: it has another value.

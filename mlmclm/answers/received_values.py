@@ -1,4 +1,4 @@
-"""Types of the values in the bundles of others: of a cell's result, and of bundle.json.
+"""Types of the values in bundles that others wrote: in a cell's result and in bundle.json.
 
 Nothing is converted: a score is a number, and not a text or a truth value that could be taken for one.
 """
@@ -30,7 +30,7 @@ from mlmclm.tasks.declaration import FAMILIES
 UNFIT = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError, csv.Error, OSError,
 )  # fmt: skip
-"""Errors of readers, and of the scores of families, for values that they were not made for."""
+"""Errors that readers and the scores of families raise for values of a kind that they do not expect."""
 CLOSE = 1e-9
 """Most by which a score may differ from that of its examples: sums are taken in another order elsewhere."""
 
@@ -126,7 +126,7 @@ class ReceivedGrid(_Typed):
     grows: bool = False
     race: None = None
     allotted: dict[_Name, None] = {}
-    """Not used: without values in all records; bundles of earlier versions had seeds by task and a race of rates."""
+    """Not used: null and without values in every record; the format keeps the two keys."""
 
 
 class _Chance(_Typed):
@@ -152,8 +152,8 @@ def naming(where: object) -> Iterator[None]:
     except ValidationError as error:
         wrong = error.errors()[0]
         place = ".".join(map(str, wrong["loc"]))
-        said = f"{place}: {wrong['msg']}" if place else wrong["msg"]
-        raise UserError(f"{where}: {said} (got {clipped(repr(wrong['input']), 60)}).") from error
+        message = f"{place}: {wrong['msg']}" if place else wrong["msg"]
+        raise UserError(f"{where}: {message} (got {clipped(repr(wrong['input']), 60)}).") from error
     except UNFIT as error:
         reason = f"{type(error).__name__}: {one_line(error, 300)}"
         raise UserError(f"{where}: not as mlmclm writes it ({reason}). Copy or download the bundle again.") from error
@@ -201,12 +201,12 @@ def read_setting(about: ReceivedAbout) -> AnalysisSetting:
             tuple(grid.tasks),
             tuple(grid.learning_rates),
             tuple(map(read_seed, grid.seeds)),
-            {task: tuple(own) for task, own in grid.settings.items()},
+            {task: tuple(settings) for task, settings in grid.settings.items()},
             added={(model, task, setting): tuple(rates) for model, task, setting, rates in grid.added},
             grows=grid.grows,
         ),
         about.rule,
         about.baseline,
-        {task: Chance(each.score, each.how) for task, each in about.chances.items()},
+        {task: Chance(chance.score, chance.how) for task, chance in about.chances.items()},
         about.replicate_of,
     )
