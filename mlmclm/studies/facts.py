@@ -59,14 +59,14 @@ def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
 
 def study_card(study: StudyFile, name: ModelName) -> dict[str, Any]:
     """Return the facts for a model's card that only the study file has."""
-    siblings = [other for other in study.models if other != str(name)]
+    siblings = [model for model in study.models if model != str(name)]
     return {**study.card.model_dump(), "siblings": siblings}
 
 
 def reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[str, Any]]:
     """Return a model's rows of the last report's `best.csv` that have a score, with the Hub's data set of each, if any, as `data`.
 
-    There are none if the report is of other weights.
+    The list is empty if the report was made for other weights.
     """
     best, cells = folder / "best.csv", folder / "results.csv"
     if not best.is_file() or not cells.is_file():
@@ -146,11 +146,11 @@ def source_facts(
     assert isinstance(corpus, PreparedSources)
     # The plan names the mixes of phases.
     rows = {} if recipe.has_phases else {"mix": mix_text(recipe.mix or ())}
-    for name, of_source in corpus.sources.items():
+    for name, source in corpus.sources.items():
         tokens = seen.get(name, 0)
         rows[f"source {name}"] = (
-            f"{made_from[name].source}: {of_source.documents:,} documents, {of_source.tokens:,} tokens; {tokens:,} tokens seen "
-            f"({tokens / of_source.tokens:.3g} times)"
+            f"{made_from[name].source}: {source.documents:,} documents, {source.tokens:,} tokens; {tokens:,} tokens seen "
+            f"({tokens / source.tokens:.3g} times)"
         )
     return rows
 
@@ -167,8 +167,8 @@ def stage_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
             return
         # The last phase and `dec` phases end in a decay, but an intermediate checkpoint may stop before it begins.
         decays, begin = phase.decayed or index == len(name.phases) - 1, phase.until - decay_steps
-        law = f", the last {stop - begin} with decaying rate" if decays and stop > begin else ""
-        yield f"steps {start} to {stop}: {phase.objective.words}{law}"
+        decay = f", the last {stop - begin} with decaying rate" if decays and stop > begin else ""
+        yield f"steps {start} to {stop}: {phase.objective.words}{decay}"
         start = stop
 
 
@@ -176,18 +176,18 @@ def _phase_texts(name: ModelName, recipe: Recipe) -> Iterator[str]:
     for segment in history(name, recipe).segments:
         phase = segment.phase
         assert phase is not None
-        law = f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
+        decay = f", {phase.decay} decay over {phase.decay_steps:,} steps to {phase.final_share:.0%}"
         warmup = f", warm-up {phase.warmup_steps:,} steps" if phase.warmup_steps else ""
-        grows, batch = phase.batch_warmup, f"{phase.batch:,}"
-        if grows is not None:
-            batch = f"{grows.first:,} growing to {batch} over {grows.steps:,} steps"
+        growth, batch = phase.batch_warmup, f"{phase.batch:,}"
+        if growth is not None:
+            batch = f"{growth.first:,} growing to {batch} over {growth.steps:,} steps"
         bases = {"RoPE base": phase.rope_base, "local RoPE base": phase.local_rope_base}
         rope = "".join(f", {title} {base:g}" for title, base in bases.items() if base is not None)
         moments = ", new optimiser moments" if phase.moments == "new" else ""
         mix = f", of {mix_text(phase.mix)}" if phase.mix is not None else ""
         yield (
             f"steps {segment.start} to {segment.stop} ({phase.name}): {segment.objective.words}, batches of {batch} x {phase.block_length:,} tokens, "
-            f"peak rate {rate_text(phase.peak_learning_rate)}{warmup}{law if phase.decay_steps else ''}, "
+            f"peak rate {rate_text(phase.peak_learning_rate)}{warmup}{decay if phase.decay_steps else ''}, "
             f"weight decay {phase.weight_decay:g}{rope}{moments}{mix}"
         )
 
@@ -199,11 +199,11 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Any
     """
     total = 0
     for segment in state.segments:
-        own = recipe.during(segment.phase)
-        documents = _some_documents(corpus, own) if recipe.isolates else None
+        phase_recipe = recipe.during(segment.phase)
+        documents = _some_documents(corpus, phase_recipe) if recipe.isolates else None
         filled = 1.0
         if recipe.rows == "chunks" and documents is not None:
-            filled = float(documents.mean()) / own.block_length
+            filled = float(documents.mean()) / phase_recipe.block_length
         total += segment_flops(size, segment, recipe, vocabulary, documents, filled=filled)
     return total
 
@@ -211,28 +211,28 @@ def flops(state: State, recipe: Recipe, size: Size, vocabulary: int, corpus: Any
 def tokens_by_source(state: State, recipe: Recipe, corpus: AnyCorpus) -> dict[str, int]:
     """Return the number of tokens that a state was trained on, by source; the only source of a study without mixes is "".
 
-    Chunks count without filling, each with the mean of its source.
+    A chunk counts as the mean chunk length of its source; padding is not counted.
     """
-    found = Counter[str]()
+    tokens = Counter[str]()
     for (name, length), samples in samples_by_source(state.segments, recipe).items():
         rows = rows_of_length(corpus.sources[name].train, length, recipe.rows, corpus.tokenizer)
-        found[name] += round(samples * rows.table.tokens / len(rows)) if isinstance(rows, Chunks) else samples * length
-    return dict(found)
+        tokens[name] += round(samples * rows.table.tokens / len(rows)) if isinstance(rows, Chunks) else samples * length
+    return dict(tokens)
 
 
 def shared_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe's settings without those that phases have of their own."""
-    ours = TrainingPhase.model_fields if recipe.has_phases else ()
-    return {name: value for name, value in recipe.identity().items() if name not in ours}
+    """Return the recipe's settings without those that each phase has for itself."""
+    phase_settings = TrainingPhase.model_fields if recipe.has_phases else ()
+    return {name: value for name, value in recipe.identity().items() if name not in phase_settings}
 
 
 def _some_documents(corpus: AnyCorpus, recipe: Recipe) -> NDArray[np.int64]:
     """Return the lengths of the documents, or chunks of one, in rows sampled evenly from a phase's training part."""
-    every = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer, recipe.mix)
-    blocks = in_turns(every, recipe.mix)
-    rows = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
+    sequences = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer, recipe.mix)
+    blocks = in_turns(sequences, recipe.mix)
+    sampled = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
     lengths = row_lengths if recipe.rows == "chunks" else document_lengths
-    return lengths(blocks.take(rows), special_ids(corpus.tokenizer)["eos"])
+    return lengths(blocks.take(sampled), special_ids(corpus.tokenizer)["eos"])
 
 
 LENGTHS = ("max_length", "stride")
@@ -248,7 +248,7 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
     if space.start_from:
         settings["start_from"] = space.start_from
     settings |= space.common_settings() | space.axes() | space.of_models()
-    if prepared is None and not _one_length(sweep):  # then each model has lengths of its own
+    if prepared is None and not _one_length(sweep):  # then the lengths differ between models
         settings = {key: value for key, value in settings.items() if key not in LENGTHS}
     return StudyFacts(
         name=file.name,
@@ -260,7 +260,7 @@ def study_facts(sweep: StudySweep) -> StudyFacts:
 
 
 def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:
-    """Return the facts of a study that trains its models: these, the corpus and the recipe."""
+    """Return the facts of a study that trains its models: models, corpus and recipe."""
     study, corpus, recipe = prepared.study, prepared.corpus, prepared.study.recipe
     longest = max(prepared.plan.targets, key=lambda state: state.tokens(recipe))
     return {
@@ -279,28 +279,28 @@ def _of_trained(prepared: PreparedStudy) -> dict[str, Any]:
 def _of_given(sweep: StudySweep) -> dict[str, Any]:
     """Return the facts of a study whose models are given."""
 
-    def about(each: SweptModel) -> str:
-        length = "" if shared else f" Its sequences have at most {each.space.protocol.max_length} tokens."
-        return f"Is {each.source}.{length}"
+    def about(swept: SweptModel) -> str:
+        length = "" if shared else f" Its sequences have at most {swept.space.protocol.max_length} tokens."
+        return f"Is {swept.source}.{length}"
 
     shared, plans = _one_length(sweep), sweep.plans
     models = tuple(
         ModelFacts(
-            each.model.name,
+            swept.model.name,
             "external",
-            description=about(each),
-            **named_facts(plans.get(each.model.name, ModelName(""))),
+            description=about(swept),
+            **named_facts(plans.get(swept.model.name, ModelName(""))),
         )
-        for each in sweep.models
+        for swept in sweep.models
     )
     return {"models": models, "question": QUESTION}
 
 
 def _one_length(sweep: StudySweep) -> bool:
     """Return whether the sequences of all given models have the length of the protocol."""
-    given = sweep.space.protocol
-    return given.length_share is None and all(
-        each.space.protocol.max_length == given.max_length for each in sweep.models
+    protocol = sweep.space.protocol
+    return protocol.length_share is None and all(
+        swept.space.protocol.max_length == protocol.max_length for swept in sweep.models
     )
 
 
@@ -324,12 +324,12 @@ def _model_facts(prepared: PreparedStudy, name: ModelName) -> ModelFacts:
         kind: Kind = "pretrained" if name.phases else "untrained"
     else:
         kind = "continued" if name.phases else "external"
-    same = ("name", "size", "parameters", "steps", "tokens", "flops", "validation_loss")
+    copied = ("name", "size", "parameters", "steps", "tokens", "flops", "validation_loss")
     return ModelFacts(
-        **{key: facts[key] for key in same},
+        **{key: facts[key] for key in copied},
         kind=kind,
         stages=tuple(facts["stages"]),
-        # A bundle has these facts, and of 16,000 steps it would have megabytes.
+        # A bundle contains these facts; the whole curve of 16,000 steps would take megabytes.
         curve=tuple(thinned(facts["curve"], 2 * MOST_POINTS)),
         validation_curve=tuple(facts["validation_curve"]),
         description=f"{'Continues from' if name.phases else 'Is'} {initial.source}." if initial is not None else "",

@@ -1,6 +1,6 @@
-"""Writer of all that MLflow lacks of a study, which it looks for every few seconds in the study's folder and among states and results.
+"""The writer of a study's runs to MLflow: every few seconds it looks in the study's folder, states and results for what MLflow lacks.
 
-Killed at any moment, a follower leaves nothing behind that the next one does not continue.
+A follower can be killed at any moment; the next one continues where it stopped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SECONDS_BETWEEN_LOOKS, SHARE_OF_LOOKS = 2.0, 0.05
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be written; the pause doubles each time."""
 GIVE_UP_AFTER = 3
-"""Consecutive failures at the end, none of which looks as if it could pass, after which the rest is left."""
+"""Once the study has ended: consecutive failures, none of which looks temporary, after which the rest is not written."""
 Pair = tuple[str, str]
 """Model and task."""
 FILE = "runs.json"
@@ -59,10 +59,10 @@ class FollowedStage:
 
 @dataclass(frozen=True)
 class TrackedStudy:
-    """The runs of a study as trackers show them, without what its states and results say: `runs.json` in its folder, and its cells.
+    """The runs of a study as trackers show them, without what its states and results contain: `runs.json` in its folder, and its cells.
 
     Attributes:
-        status: how it ended; until then it is running.
+        status: how it ended, or `RUNNING`.
         stages: stages of pretraining, followed by the metrics that they write and the states in which they end.
         records: other runs as they are now, parents before their children.
         sources: where the data of each task are (`records.DataSet`).
@@ -85,7 +85,7 @@ class TrackedStudy:
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended before it was whole."""
+        """Whether it ended before it was complete."""
         return self.status in ("FAILED", "KILLED")
 
 
@@ -98,13 +98,13 @@ def write_study(folder: Path, study: TrackedStudy) -> None:
 
 
 def read_study(store: Path, name: str) -> TrackedStudy:
-    """Return a study as its folder has it.
+    """Return a study as it is in its folder.
 
     Raises:
         OSError, ValueError: the file is missing, or somebody has edited it.
     """
     study = _FILE.validate_json((store / STUDIES / name / FILE).read_bytes())
-    with suppress(UserError):  # there is no list yet, or it is damaged, which ends the study itself
+    with suppress(UserError):  # no list yet, or a damaged one, with which the study itself fails
         cells, abouts = read_manifest(name, store).cells, study.abouts
         study = replace(study, cells=tuple(cell for cell in cells if cell.model in abouts))
     return study
@@ -120,7 +120,7 @@ class Follower:
     """
 
     def __init__(self, store: Path, name: str, study: TrackedStudy, address: str, shown: str = "") -> None:
-        self._study = self._told = study
+        self._study = self._latest = study
         self._store, self._name, self._address, self._shown = store, name, address, shown
         self._news = threading.Event()
         self._results_store = ResultsStore(store)
@@ -136,16 +136,16 @@ class Follower:
         self._summaries: dict[Pair, int] = {}
         self._refused: set[str] = set()  # keys of records that MLflow refuses
         self._running: set[str] = set()  # keys of records whose runs this has marked as running
-        self._found: Iterator[Sequence[RunRecord]] | None = None
+        self._batches: Iterator[Sequence[RunRecord]] | None = None
         self._idle = False  # whether the last look's records are written
-        self._left = 0  # how many are not, with stages that may have none
+        self._left = 0  # number of records to write; each stage that has not ended counts as one
         self._look_at = 0.0
         self._error: str | None = None
         self._failures_in_a_row = self._hopeless_in_a_row = 0
 
     def take(self, study: TrackedStudy) -> None:
-        """Follow the study as it is now; any thread may say so."""
-        self._told = study
+        """Follow the study as it is now; any thread may call this."""
+        self._latest = study
         self._news.set()
 
     def run(self) -> None:
@@ -165,31 +165,31 @@ class Follower:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do after the study's end, or nothing that is of use."""
+        """Whether the study has ended and all of it is written, or further attempts are of no use."""
         done = self._idle and not (self._study.stopped and self._running)
         given_up = self._hopeless_in_a_row >= GIVE_UP_AFTER
-        return self._told is self._study and self._study.status != "RUNNING" and (done or given_up)
+        return self._latest is self._study and self._study.status != "RUNNING" and (done or given_up)
 
     def step(self) -> float:
         """Write some records, or look for more; return the seconds until the next step."""
         try:
-            if self._told is not self._study:
-                self._study, self._found = self._told, None
+            if self._latest is not self._study:
+                self._study, self._batches = self._latest, None
                 self._failures_in_a_row = self._hopeless_in_a_row = 0
             if self._study.stopped and self._running:
                 self._opened().end_running(self._running, self._study.status)
                 self._running.clear()
-            if self._found is None:
-                self._found = self._look()
-            batch = next(self._found, None)
+            if self._batches is None:
+                self._batches = self._look()
+            batch = next(self._batches, None)
             if batch is None:
-                self._found = None
+                self._batches = None
             elif batch:
                 self._write(batch, self._opened())
             self._idle = batch is None and not self._left
         except Exception as error:  # whatever MLflow, its database, the network or the store raises stays here
             self._note(error)
-            self._found, self._idle = None, False
+            self._batches, self._idle = None, False
             self._failures_in_a_row += 1
             self._hopeless_in_a_row = 0 if passing(error) else self._hopeless_in_a_row + 1
             return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures_in_a_row - 1))
@@ -231,21 +231,21 @@ class Follower:
         self._error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     def _look(self) -> Iterator[Sequence[RunRecord]]:
-        """Find what MLflow lacks, and yield it in batches; whoever asks for the next one has written those before."""
+        """Find what MLflow lacks, and yield it in batches; the caller writes each one before it asks for the next."""
         began, study = time.monotonic(), self._study
-        told = [record for record in study.records if self._records.get(record.key) != record]
+        changed = [record for record in study.records if self._records.get(record.key) != record]
         stages = [stage for stage in study.stages if self._lines[stage.state] >= 0]
-        awaited = [cell for cell in study.cells if (cell.model, cell.key) not in self._cells]
-        keys = self._results_store.keys() if awaited else set()
-        ready = [cell for cell in awaited if cell.key in keys]
-        self._left = len(told) + len(stages) + len(ready)
+        unwritten = [cell for cell in study.cells if (cell.model, cell.key) not in self._cells]
+        keys = self._results_store.keys() if unwritten else set()
+        ready = [cell for cell in unwritten if cell.key in keys]
+        self._left = len(changed) + len(stages) + len(ready)
         now = time.monotonic()
         self._look_at = now + max(SECONDS_BETWEEN_LOOKS, (now - began) / SHARE_OF_LOOKS)
         size = self._opened().at_once if self._left else 1
-        for some in chunks(told, size):
-            yield some
-            self._records |= {record.key: record for record in some}
-            self._left -= len(some)
+        for batch in chunks(changed, size):
+            yield batch
+            self._records |= {record.key: record for record in batch}
+            self._left -= len(batch)
         for stage in stages:
             began = time.monotonic()
             record, lines = self._stage(stage)
@@ -256,17 +256,17 @@ class Follower:
         cells: dict[Pair, list[ListedCell]] = defaultdict(list)
         for cell in study.cells:
             cells[cell.model, cell.task].append(cell)
-        absent = {(cell.model, cell.task) for cell in awaited if cell.key not in keys}
+        incomplete = {(cell.model, cell.task) for cell in unwritten if cell.key not in keys}
         for pair in list(cells) if study.status == "RUNNING" else ():
-            told_last = self._records.get(group_key(self._name, *pair))
-            unknown = pair not in absent and len(cells[pair]) != self._summaries.get(pair, 0)
-            if unknown and (told_last is None or told_last.running):  # else the analysis of the whole study is there
+            summary = self._records.get(group_key(self._name, *pair))
+            due = pair not in incomplete and len(cells[pair]) != self._summaries.get(pair, 0)
+            if due and (summary is None or summary.running):  # else the analysis of the whole study has written it
                 yield summary_of(self._name, study, self._results(cells[pair]))
                 self._summaries[pair] = len(cells[pair])
-        for some in chunks(ready, size):
-            yield self._cell_runs(some)
-            self._cells |= {(cell.model, cell.key) for cell in some}
-            self._left -= len(some)
+        for batch in chunks(ready, size):
+            yield self._cell_runs(batch)
+            self._cells |= {(cell.model, cell.key) for cell in batch}
+            self._left -= len(batch)
             if time.monotonic() >= self._look_at:  # a stage may have more metrics
                 return
 
@@ -287,17 +287,17 @@ class Follower:
         return trained(stage.record, rows[seen:]) if rows[seen:] else None, len(rows)
 
     def _cell_runs(self, cells: Sequence[ListedCell]) -> list[RunRecord]:
-        abouts, found = self._study.abouts, self._results(cells)
+        abouts = self._study.abouts
         return [
-            cell_record(self._name, each, about={**abouts.get(each["model"], {}), "family": each["family"]})
-            for each in found
+            cell_record(self._name, row, about={**abouts.get(row["model"], {}), "family": row["family"]})
+            for row in self._results(cells)
         ]
 
     def _results(self, cells: Sequence[ListedCell]) -> list[dict[str, Any]]:
-        """Return the results of cells under the cells' names, without damaged ones, which end the study itself."""
+        """Return the results of cells under the cells' names, without damaged ones, with which the study itself fails."""
         try:
-            found = self._results_store.find_all((cell.key for cell in cells), listed=True)
-            return [named_result(found[cell.key], cell) for cell in cells if cell.key in found]
+            by_key = self._results_store.find_all((cell.key for cell in cells), listed=True)
+            return [named_result(by_key[cell.key], cell) for cell in cells if cell.key in by_key]
         except UserError:  # one is damaged, or lacks the metric
             return [result for cell in cells for result in self._results([cell])] if len(cells) > 1 else []
 
@@ -317,9 +317,9 @@ def summary_of(name: str, study: TrackedStudy, results: list[dict[str, Any]]) ->
     # Imported here: pandas takes half a second, which a study without new results need not wait for.
     from mlmclm.analysis.analyse import analyse
 
-    # A notebook's own family is not known here; until the analysis of the whole study its scores have the range of any.
-    known = [(row, family) for row in results[:1] if (family := FAMILIES.find(row["family"])) is not None]
-    ranges = {row["task"]: family.score_range(row["metric"]) for row, family in known}
+    # This process does not know a notebook's own family. Until the whole study is analysed, its scores have the range of any.
+    typed = [(row, family) for row in results[:1] if (family := FAMILIES.find(row["family"])) is not None]
+    ranges = {row["task"]: family.score_range(row["metric"]) for row, family in typed}
     try:
         return summaries(name, study, analyse(results, rule=study.rule, ranges=ranges), results, status="RUNNING")
     except MlmclmError:

@@ -30,7 +30,7 @@ from mlmclm.tracking.address import VARIABLE, default_address
 from mlmclm.tracking.records import Status
 
 PROGRAM = (
-    "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "  # until it knows what to do
+    "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "  # until `main` handles it
     "sys.path.insert(0, sys.argv.pop(1)); import mlmclm; del sys.path[0]; "
     "from mlmclm.studies.follower_process import main; main()"
 )
@@ -41,8 +41,8 @@ NICE = 19
 of 15."""
 SECONDS_BETWEEN_READS = 0.25
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
-"""Seconds without any run being written after which the end of a study leaves the rest, which the next run or
-`mlmclm tracking sync` writes: to the store's own database, and to another address."""
+"""Seconds without any run being written after which a study that has ended stops writing, for the store's own database and for another
+address. The next run or `mlmclm tracking sync` writes the rest."""
 LIMIT_AFTER_ERROR = 5.0
 """Seconds that the process goes on after a study that fails, is interrupted or is killed: the user wants the error's message."""
 LIMIT_IF_TERMINATED = 1.0
@@ -60,9 +60,9 @@ def following(
     on_end: Callable[[Status], None] = lambda status: None,
     niceness: int = NICE,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `mlmclm tracking sync STUDY --follow` as a process; only the end of the block waits for it, and nothing is lost with it.
+    """Run `mlmclm tracking sync STUDY --follow` as a process; nothing is lost if it is killed.
 
-    It waits until MLflow has everything or the time is up, and ends the process, which has said what is left.
+    The end of the block waits until MLflow has everything or the time is up. It then ends the process, which has said what is left.
 
     Args:
         name: the study's.
@@ -129,35 +129,35 @@ def main() -> None:
     follower = Follower(store, name, study, address, shown)
     thread = threading.Thread(target=follower.run, daemon=True)
     thread.start()
-    since = moved = time.monotonic()
+    changed_at = progress_at = time.monotonic()
     left, total, reason = -1, 0, ""
     with ExitStack() as stack:
         bar: Bar | None = None
         while thread.is_alive() and not reason:
-            # The lock is asked about first: who has released it has written how the study ended.
-            now, before, working = time.monotonic(), study, is_locked(folder / LOCK)
+            # The lock is checked first: the driver releases it after it has written how the study ended.
+            now, previous, working = time.monotonic(), study, is_locked(folder / LOCK)
             if study.status == "RUNNING":
-                moved, total = now, 0
+                progress_at, total = now, 0
                 with suppress(OSError, ValueError):  # somebody deletes or edits the files
                     # Before they are read: the driver may write them again in between.
-                    written = [mark_of(path.stat()) for path in (folder / FILE, folder / CELLS) if path.exists()]
-                    if written != seen:
-                        study, seen = read_study(store, name), written
+                    marks = [mark_of(path.stat()) for path in (folder / FILE, folder / CELLS) if path.exists()]
+                    if marks != seen:
+                        study, seen = read_study(store, name), marks
             if (terminated or (study.status == "RUNNING" and not working)) and study.status != "KILLED":
                 study = replace(study, status="KILLED")
-            if study is not before:
-                since = now
+            if study is not previous:
+                changed_at = now
                 follower.take(study)
             limit = LIMIT_IF_TERMINATED if terminated else LIMIT_AFTER_ERROR if study.stopped else math.inf
-            number, error = follower.backlog
-            total = max(total, number)
-            if number != left:
-                moved, left = now, number
-            if now - since > limit:
+            backlog, error = follower.backlog
+            total = max(total, backlog)
+            if backlog != left:
+                progress_at, left = now, backlog
+            if now - changed_at > limit:
                 reason = "interrupted" if terminated else f"not finished within {limit:g} s"
-            elif now - moved > timeout:
+            elif now - progress_at > timeout:
                 reason = f"nothing was written for {timeout:g} s"
-            elif bar is None and left and study.status != "RUNNING" and now - since > SECONDS_OF_SILENCE:
+            elif bar is None and left and study.status != "RUNNING" and now - changed_at > SECONDS_OF_SILENCE:
                 title = "MLflow, one run a cell (Ctrl-C leaves them for later)"
                 bar = stack.enter_context(Bar(title, total, unit="runs"))
             if bar is not None:

@@ -63,7 +63,7 @@ class KnownStudy:
 
 
 def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> None:
-    """Write how a study is now run.
+    """Write the record of a study's run to its folder: `run.json`, its settings and the user's own tasks.
 
     Args:
         command: the command that computes it again, as the report shows it.
@@ -72,11 +72,11 @@ def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> 
     file, place = sweep.file, sweep.place
     folder = place.study_folder(file.name)
     write_atomic(folder / f"{file.kind}.yaml", as_yaml(sweep))
-    own = user_files(sweep.space.tasks, place.task_dirs)
+    task_files = user_files(sweep.space.tasks, place.task_dirs)
     for declared in (folder / TASKS).glob("*.yaml"):
-        if declared.stem not in own:
+        if declared.stem not in task_files:
             declared.unlink()
-    for name, declaration in own.items():
+    for name, declaration in task_files.items():
         (folder / TASKS).mkdir(exist_ok=True)
         write_atomic(folder / TASKS / f"{name}.yaml", declaration.read_bytes())
     value = {
@@ -88,7 +88,7 @@ def remember_run(sweep: StudySweep, command: str, record: Mapping[str, Any]) -> 
         "choices": _choices(file, sweep.space),
         **record,
     }
-    # Not in canonical order: facts are shown in theirs.
+    # Not in canonical order: facts are shown in the order of their keys in the file.
     write_atomic(folder / FILE, json.dumps(sealed(value), ensure_ascii=False) + "\n")
 
 
@@ -100,12 +100,12 @@ def as_yaml(sweep: StudySweep) -> str:
     file = sweep.file
     values = file.model_dump(mode="json", exclude_defaults=True)
     if isinstance(file, SweepFile):
-        for each in sweep.models:
-            source = values["models"][each.model.name]
+        for swept in sweep.models:
+            source = values["models"][swept.model.name]
             if local_folder(source, sweep.place.data_root, file.folder) is not None:
-                values["models"][each.model.name] = str(each.model.folder)
-            elif each.commit is not None:
-                values["models"][each.model.name] = f"{source.partition('@')[0]}@{each.commit}"
+                values["models"][swept.model.name] = str(swept.model.folder)
+            elif swept.commit is not None:
+                values["models"][swept.model.name] = f"{source.partition('@')[0]}@{swept.commit}"
         space = first_existing(places_of(file.space, file.folder)) if isinstance(file.space, str) else None
         if space is not None and space.is_file():
             values["space"] = str(space.resolve())
@@ -135,33 +135,33 @@ def kept_file(folder: Path, record: Mapping[str, Any]) -> AnyFile:
 
 
 def check_same(file: AnyFile, place: Place, run: Mapping[str, Any]) -> None:
-    """Check that a study's file asks for the results of its last run; one that is given by name does.
+    """Check that a study's file still asks for the results of its last run; a study that is given by name always does.
 
     Raises:
         UserError: it has changed since; the message says what.
     """
     if file == kept_file(place.study_folder(file.name), run):
         return
-    space, before = (
-        study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space(),
-        run["grid"],
-    )
+    space = study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space()
+    before = run["grid"]
     # Weights are not compared, because models may be gone.
-    found = grid_difference(before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models}))
+    difference = grid_difference(
+        before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models})
+    )
     choices = [
         f"{key} {now} (was {run['choices'][key]})"
         for key, now in _choices(file, space).items()
         if now != run["choices"][key]
     ]
-    if changed := "; ".join((*found.lost, *found.added, *choices)):
+    if changed := "; ".join((*difference.lost, *difference.added, *choices)):
         raise UserError(
-            f"{file.kind} {file.name!r}: its file has changed since it was last run: {changed}. Run it again, which computes what is "
-            f"missing alone; the name {file.name!r} in place of the file stands for the last run."
+            f"{file.kind} {file.name!r}: its file has changed since it was last run: {changed}. Run it again, which computes only what "
+            f"is missing; the name {file.name!r} in place of the file stands for the last run."
         )
 
 
 def _choices(file: AnyFile, space: Space) -> dict[str, Any]:
-    """Return what a grid lacks of the settings that decide what is reported."""
+    """Return the settings that decide what is reported and that are not part of a grid."""
     return {"rule": space.rule, "metrics": space.metrics, "baseline": file.baseline}
 
 
@@ -172,41 +172,41 @@ def is_path(which: str) -> bool:
 
 def completed(place: Place, folder: Path, record: dict[str, Any]) -> Place:
     """Return the place with the data and the tasks of a study's last run, where it has none and they are still there."""
-    data, own = record["data"], folder / TASKS
+    data, tasks = record["data"], folder / TASKS
     if place.data_root is None and data is not None and Path(data).is_dir():
         place = replace(place, data_root=Path(data))
-    if not place.task_dirs and own.is_dir() and any(own.iterdir()):
-        place = replace(place, task_dirs=(own,))
+    if not place.task_dirs and tasks.is_dir() and any(tasks.iterdir()):
+        place = replace(place, task_dirs=(tasks,))
     return place
 
 
 def known_studies(store: Path) -> list[KnownStudy]:
     """Return all studies and sweeps of a store, by name; damaged lists of cells count as none."""
-    there: set[str] | None = None
-    found = []
+    keys: set[str] | None = None
+    studies = []
     for folder in sorted((store / "studies").glob("[!.]*/")):
-        models = len([each for each in folder.glob("models/*") if each.name[0] != "."])
-        known = KnownStudy(
+        models = len([path for path in folder.glob("models/*") if path.name[0] != "."])
+        study = KnownStudy(
             folder.name, "sweep" if (folder / "sweep.yaml").is_file() else "study", None, models, 0, 0, 0
         )
         with suppress(UserError):
             manifest = read_manifest(folder.name, store)
-            there = ResultsStore(store).keys() if there is None else there
-            known = replace(
-                known,
+            keys = ResultsStore(store).keys() if keys is None else keys
+            study = replace(
+                study,
                 run=manifest.planned,
                 models=len({cell.model for cell in manifest.cells}),
                 tasks=len({*(cell.task for cell in manifest.cells), *manifest.waiting}),
                 cells=len(manifest.cells) + sum(manifest.waiting.values()),
-                done=sum(cell.key in there for cell in manifest.cells),
+                done=sum(cell.key in keys for cell in manifest.cells),
             )
-        if models or known.run is not None or (folder / FILE).is_file():
-            found.append(known)
-    return found
+        if models or study.run is not None or (folder / FILE).is_file():
+            studies.append(study)
+    return studies
 
 
 def watch_of(which: str, store: Path) -> Watch:
-    """Return a look at the cells of a study that is given by its name or its file.
+    """Return a watch on the cells of a study, which is given by its name or its file.
 
     Raises:
         UserError: there is no such study in the store, or the file is wrong.
@@ -250,7 +250,7 @@ def grid_of_study(sweep: StudySweep) -> dict[str, Any]:
     """Return the grid of a study; the weights of models that it trains are no part of it."""
     if isinstance(sweep.file, StudyFile):
         return grid_of(sweep.space, dict.fromkeys(sweep.file.models, ("",)))
-    return grid_of(sweep.space, {each.model.name: each.model.hashes for each in sweep.models})
+    return grid_of(sweep.space, {swept.model.name: swept.model.hashes for swept in sweep.models})
 
 
 @dataclass(frozen=True)
@@ -265,8 +265,8 @@ def grid_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differ
     """Compare two grids (`grid_of`)."""
     added, lost = [], []
     for key, word in AXES.items():
-        added += _listed(f"{word} added", (each for each in now[key] if each not in before[key]))
-        lost += _listed(f"{word} left out", (each for each in before[key] if each not in now[key]))
+        added += _listed(f"{word} added", (item for item in now[key] if item not in before[key]))
+        lost += _listed(f"{word} left out", (item for item in before[key] if item not in now[key]))
     most, most_now = (grid.get("extend", 0) for grid in (before, now))
     if most != most_now:
         (added if most_now > most else lost).append(f"{_extended(most_now)} (was {_extended(most)})")
@@ -293,12 +293,12 @@ def _extended(most: int) -> str:
 
 
 def _both(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [each for each in before[key] if each in now[key]]
+    return [name for name in before[key] if name in now[key]]
 
 
 def _listed(words: str, items: Iterable[Any]) -> list[str]:
-    found = ", ".join(str(item) or "the protocol's own" for item in items)
-    return [f"{words}: {found}"] if found else []
+    names = ", ".join(str(item) or "the protocol's own" for item in items)
+    return [f"{words}: {names}"] if names else []
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -328,18 +328,18 @@ def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
         replace: whether the user has decided that it may.
     """
     try:
-        found = since_last(folder, grid)
+        difference = since_last(folder, grid)
     except UserError as error:
         if not replace:
             raise
         say(f"{error} It is written anew.")
         return
-    if found.lost and not replace:
+    if difference.lost and not replace:
         raise UserError(
             f"name {folder.name!r}: it was last run over another grid, whose report in {folder} would be replaced.\n"
-            + "".join(f"  {line}\n" for line in (*found.lost, *found.added))
+            + "".join(f"  {line}\n" for line in (*difference.lost, *difference.added))
             + "Give this one another name (--name, or `name` in the file), or add --replace. Results of cells are kept "
             "either way."
         )
-    if found.added and not found.lost:
-        say(f"{folder.name}: the grid has grown: {'; '.join(found.added)}")
+    if difference.added and not difference.lost:
+        say(f"{folder.name}: the grid has grown: {'; '.join(difference.added)}")

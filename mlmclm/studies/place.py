@@ -36,7 +36,7 @@ class Place:
 
 
 def open_store(given: str | Path) -> Path:
-    """Return a store's folder; for a store at an address, after fetching what it knows of its studies.
+    """Return a store's folder; for a store at an address, fetch the files of its studies first.
 
     Raises:
         UserError: the address cannot be used, or there is no such bucket.
@@ -53,10 +53,10 @@ def open_store(given: str | Path) -> Path:
 
 
 def open_place(**folders: Unpack[StudyFolders]) -> Place:
-    """Return the resolved folders, and note in the store how long it is waited for if that is given.
+    """Return the resolved folders, and write to the store how long an outage is waited for if that is given.
 
     Raises:
-        UserError: the data folder doesn't exist, or a store that is a folder is to be waited for.
+        UserError: the data folder doesn't exist, or `wait_for_storage` is given for a store that is a folder.
         EnvironmentFault: the object store of a store at an address cannot be reached.
     """
     store = open_store(folders.get("store") or os.environ.get(STORE) or DEFAULT_STORE).resolve()
@@ -79,15 +79,15 @@ def command_of(verb: str, *words: str, **folders: Unpack[StudyFolders]) -> str:
 
 
 def _data(folders: StudyFolders) -> Path | None:
-    given = folders.get("data") or os.environ.get(DATA)
-    return Path(given) if given else None
+    data = folders.get("data") or os.environ.get(DATA)
+    return Path(data) if data else None
 
 
 def _tasks(folders: StudyFolders) -> list[Path]:
-    given = folders.get("task_dirs")
-    if given is None:
-        given = [folder for folder in os.environ.get(TASK_DIR, "").split(os.pathsep) if folder]
-    return [Path(folder) for folder in given]
+    task_dirs = folders.get("task_dirs")
+    if task_dirs is None:
+        task_dirs = [folder for folder in os.environ.get(TASK_DIR, "").split(os.pathsep) if folder]
+    return [Path(folder) for folder in task_dirs]
 
 
 EXAMPLES, REPLICATIONS = (Path(__file__).parents[1] / name for name in ("examples", "replications"))

@@ -1,4 +1,4 @@
-"""The record of a study whose results are in a store, and the one that is published of it."""
+"""The record of a study whose results are in a store, and the record that is published."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from mlmclm.tasks.declared_tasks import user_files
 
 
 def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
-    """Return the record of a study whose models and data are there, without its results, as plain values for `run.json`.
+    """Return a study's record without its results, as plain values for `run.json`; its models and data must be there.
 
     Args:
         facts: `study_facts` of it.
@@ -140,7 +140,7 @@ def _anonymous(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _states(sweep: StudySweep) -> ComputedStates:
     prepared = sweep.prepared
-    weights = {each.model.name: each.model.weights for each in sweep.models}
+    weights = {swept.model.name: swept.model.weights for swept in sweep.models}
     data = {name: task.task_data for name, task in sweep.tasks.items()}
     if prepared is None:
         return ComputedStates(None, None, None, weights, data)
@@ -154,22 +154,22 @@ def _states(sweep: StudySweep) -> ComputedStates:
 
 
 def _study(file: AnyFile, place: Place) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the values of the study's file, with relative paths alone, and the files that they name."""
-    values, files = _here(file.model_dump(mode="json", exclude_defaults=True)), dict[str, bytes]()
+    """Return the values of the study's file, with relative paths only, and the files that they name."""
+    values, files = _portable(file.model_dump(mode="json", exclude_defaults=True)), dict[str, bytes]()
     if isinstance(file, StudyFile):
-        values |= commits(file, place.store, {name: each.commit for name, each in initial_models(file, place).items()})
+        initial = {name: model.commit for name, model in initial_models(file, place).items()}
+        values |= commits(file, place.store, initial)
     beside = file.folder
     if isinstance(file.space, str):
         path = packaged_or_path("search space", file.space, SPACES, beside)
         values["space"], beside = read_yaml(path), path.parent
     space = values["space"]
-    named = space.get("protocol")
-    base = named.get("base") if isinstance(named, dict) else named
-    if isinstance(base, str) and (own := packaged_or_path("protocol", base, PROTOCOLS, beside)).parent != PROTOCOLS:
-        files[f"protocols/{own.name}"] = own.read_bytes()
-        space["protocol"] = (
-            {**named, "base": f"protocols/{own.name}"} if isinstance(named, dict) else f"protocols/{own.name}"
-        )
+    protocol = space.get("protocol")
+    base = protocol.get("base") if isinstance(protocol, dict) else protocol
+    if isinstance(base, str) and (path := packaged_or_path("protocol", base, PROTOCOLS, beside)).parent != PROTOCOLS:
+        copy = f"protocols/{path.name}"
+        files[copy] = path.read_bytes()
+        space["protocol"] = {**protocol, "base": copy} if isinstance(protocol, dict) else copy
     if file.claims is not None:
         values["claims"] = []
         for name in file.claims:
@@ -185,17 +185,17 @@ def _study(file: AnyFile, place: Place) -> tuple[dict[str, Any], dict[str, bytes
 
 
 def commits(study: StudyFile, store: Path, initial: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the values of a study's file that name the Hub, with the commits that the store keeps to.
+    """Return the values of a study's file that name the Hub, with the commits to which the store has pinned them.
 
     A branch or a tag may move before somebody computes the study again.
 
     Args:
         initial: the commits of models to continue from; None for folders.
     """
-    found: dict[str, Any] = {}
+    pinned: dict[str, Any] = {}
 
     def at_commit(config: CorpusConfig | TokenizerConfig, repository: HubRepository) -> dict[str, Any]:
-        values = _here(config.model_dump(mode="json", exclude_defaults=True))
+        values = _portable(config.model_dump(mode="json", exclude_defaults=True))
         commit = repository.pinned(store)
         return dict(values) if commit is None else {**values, "revision": commit}
 
@@ -203,21 +203,21 @@ def commits(study: StudyFile, store: Path, initial: Mapping[str, str | None]) ->
         return at_commit(corpus, HubRepository(corpus.source, "dataset", corpus.revision))
 
     if study.corpus is not None:
-        found["corpus"] = of_corpus(study.corpus)
+        pinned["corpus"] = of_corpus(study.corpus)
     if study.corpora:
-        found["corpora"] = {name: of_corpus(corpus) for name, corpus in study.corpora.items()}
+        pinned["corpora"] = {name: of_corpus(corpus) for name, corpus in study.corpora.items()}
     if study.tokenizer is not None and study.tokenizer.name is not None:
-        found["tokenizer"] = at_commit(study.tokenizer, repository_of(study.tokenizer.name, study.tokenizer.revision))
+        pinned["tokenizer"] = at_commit(study.tokenizer, repository_of(study.tokenizer.name, study.tokenizer.revision))
     if study.initial:
-        found["initial"] = {
+        pinned["initial"] = {
             name: source if (commit := initial.get(name)) is None else f"{source.partition('@')[0]}@{commit}"
             for name, source in study.initial.items()
         }
-    return found
+    return pinned
 
 
-def _here(value: Any) -> Any:
+def _portable(value: Any) -> Any:
     """Return a file's values without those about the machine."""
     if isinstance(value, Mapping):
-        return {name: _here(each) for name, each in value.items() if name not in ELSEWHERE}
+        return {name: _portable(item) for name, item in value.items() if name not in ELSEWHERE}
     return value

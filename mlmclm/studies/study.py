@@ -92,7 +92,7 @@ class Study:
 
     @property
     def results(self) -> Results:
-        """The results so far of the study as it was last run, whose models and data need not be there; nothing is computed.
+        """The results so far of the study's last run; nothing is computed, and its models and data need not be there.
 
         Raises:
             UserError: there are none; the message says what to run.
@@ -111,14 +111,14 @@ class Study:
             EnvironmentFault: the disk is full or not writable.
         """
         record, (file, place) = self.results.record, self._last_run()
-        made = to_publish(record, file, place, examples=examples)
-        made.write(folder)
-        return made
+        published = to_publish(record, file, place, examples=examples)
+        published.write(folder)
+        return published
 
     def export_best(self, model: str, task: str, to: Path) -> tuple[Cell, dict[str, dict[str, float]]]:
         """Train a model's best cell on a task again and write its encoder as a folder for sentence-transformers; return it and its scores.
 
-        It is the one with the best validation score among the seeds of the best learning rate.
+        The best cell is the one with the best validation score among the seeds of the best learning rate.
 
         Raises:
             UserError: the study has no such model or task, none of its cells has a score, the task is not retrieval, or the folder is not
@@ -153,8 +153,8 @@ class Study:
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
         """Return what the store has, what would be computed now, and what that would take; nothing is computed.
 
-        The time is estimated from results in the store or, if there are too few, from a few steps of training. It is that of
-        models that are there.
+        The time is estimated from results in the store or, if there are too few, from a few steps of training. It covers
+        only models that exist.
 
         Args:
             workers: number of cells computed at once; by default as many as this machine can.
@@ -165,19 +165,19 @@ class Study:
         """
         file, place = self.file, self.place
         if isinstance(file, SweepFile):
-            made = self.sweep(prepare=False)
-            sources = {each.model.name: each.source for each in made.models}
+            sweep = self.sweep(prepare=False)
+            sources = {swept.model.name: swept.source for swept in sweep.models}
             plan = StudyPlan(file.kind, self.name, place.store, models=sources)
         else:
-            made = StudySweep(file, place, study_space(file, place.task_dirs))
+            sweep = StudySweep(file, place, study_space(file, place.task_dirs))
             plan, prepared = self._planned()
             if prepared is not None:
                 # A cell's key contains hashes of its model and data, so none can be looked up before.
-                tasks = open_tasks(prepared.corpus.tokenizer, made.space, place, prepare=False)
-                made = sweep_of(prepared, made.space, exported_models(prepared), tasks)
+                tasks = open_tasks(prepared.corpus.tokenizer, sweep.space, place, prepare=False)
+                sweep = sweep_of(prepared, sweep.space, exported_models(prepared), tasks)
             else:
-                for_each(made.space.tasks, self._check_data)
-        return dataclasses.replace(plan, sweep=plan_of_sweep(made, workers=workers, price=price))
+                for_each(sweep.space.tasks, self._check_data)
+        return dataclasses.replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
 
     def _check_data(self, name: str) -> None:
         """Read and check a task's data where they are files of this machine, as the run will."""
@@ -228,7 +228,7 @@ class Study:
             return self._trained(self._prepared(work), work)
 
     def narrowed(self, models: Sequence[str], suite: str | None = None) -> Study:
-        """Return the study with some of its models, or of those of a suite (`with_suite`), or with all of these.
+        """Return the study with the named models only, or with all if none is named; with a suite, its models (`with_suite`).
 
         Raises:
             UserError: there is no such model, or something is wrong with the suite.
@@ -281,7 +281,7 @@ class Study:
         self.file.find_claims()  # read again for the report, where an error would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
-            models = [each.model for each in sweep.models]
+            models = [swept.model for swept in sweep.models]
             wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
             facts = study_facts(sweep)
             remember_run(sweep, self.command, record_value(sweep, facts) | listed_evaluations(wanted))
@@ -295,12 +295,12 @@ class Study:
                     self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
                 )
                 work.tracking.evaluated()
-            done = compute_missing(sweep, work.session, wait_for_nodes=wait_for_nodes)
-            found = self._written(self._results(done.results, failure), self.folder, work.tracking)
-        found.grids = done.grids
+            outcome = compute_missing(sweep, work.session, wait_for_nodes=wait_for_nodes)
+            results = self._written(self._results(outcome.results, failure), self.folder, work.tracking)
+        results.grids = outcome.grids
         if failure is not None and check:
             raise failure
-        return found
+        return results
 
     def report(self, *, rule: str | None = None, to: str | Path | None = None, track: bool | str = False) -> Results:
         """Write tables and report from the results so far; nothing is computed.
@@ -314,31 +314,31 @@ class Study:
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.
         """
-        found = self.results.by_rule(rule)
-        there = next(place for place in (self.folder, *self.folder.parents) if place.exists())
-        own = self.folder if os.access(there, os.W_OK) else None
-        folder = own if to is None else Path(to)
+        results = self.results.by_rule(rule)
+        existing = next(place for place in (self.folder, *self.folder.parents) if place.exists())
+        default = self.folder if os.access(existing, os.W_OK) else None
+        folder = default if to is None else Path(to)
         if not track:
-            return self._written(found, folder)
+            return self._written(results, folder)
         from mlmclm.studies.study_tracking import StudyRuns, follow, send_to_sink
 
         if isinstance(track, str):
             KINDS["sink"][track]  # says at once if there is none
         file, place, begun = self.file, self.place, self._begun()
-        space = begun.space.model_copy(update={"rule": found.record.setting.rule})
+        space = begun.space.model_copy(update={"rule": results.record.setting.rule})
         with only_one(self.folder / LOCK, f"{file.kind} {self.name!r}"):
             runs = StudyRuns(file, place)
             if isinstance(file, StudyFile) and (prepared := find_prepared(file, place)) is not None:
                 runs.stages(prepared)
-            runs.sweep(dataclasses.replace(begun, space=space), found.record.facts.models)
+            runs.sweep(dataclasses.replace(begun, space=space), results.record.facts.models)
             runs.evaluated()
-            self._written(found, folder, runs)
+            self._written(results, folder, runs)
             runs.tell(status="FINISHED")
             if isinstance(track, str):
                 send_to_sink(file, place.store, track)
             else:
                 follow(file, place.store)
-            return found
+            return results
 
     def _results(self, rows: Sequence[dict[str, Any]] | None = None, failure: MlmclmError | None = None) -> Results:
         record = kept_record(self.file, self.place, self.command, rows, remedy=self._remedy)
@@ -360,20 +360,20 @@ class Study:
             model = model_in(self.folder / "models" / name, name)
         return recorded_cell(row, model, place.task_dirs, where=f"result {row['key']}")
 
-    def _written(self, found: Results, folder: Path | None, tracking: StudyRuns | None = None) -> Results:
+    def _written(self, results: Results, folder: Path | None, tracking: StudyRuns | None = None) -> Results:
         """Write the tables and the report to a folder and log them to MLflow; without a folder, MLflow gets no files."""
         from mlmclm.service.state import MLFLOW
         from mlmclm.studies.study_tracking import other_pages, recorded_runs
 
-        pages = other_pages(self.file, self.place.store, found.rows)
-        found.files = {}
+        pages = other_pages(self.file, self.place.store, results.rows)
+        results.files = {}
         if folder is not None:
-            tasks = dict.fromkeys((*found.analysis.grid.tasks, *(each.task for each in found.facts.zero_shot)))
-            found.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
+            tasks = dict.fromkeys((*results.analysis.grid.tasks, *(fact.task for fact in results.facts.zero_shot)))
+            results.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
         if tracking is not None:
-            tracking.reported(found, pages)
-            found.runs = pages.get(MLFLOW) or tracking.elsewhere or found.runs
-        return found
+            tracking.reported(results, pages)
+            results.runs = pages.get(MLFLOW) or tracking.elsewhere or results.runs
+        return results
 
     @property
     def _remedy(self) -> str:
@@ -395,16 +395,15 @@ class Study:
         if isinstance(self.file, SweepFile):
             return with_tasks(begun, prepare=True)
         prepared = self._prepared(work)
-        there = None if pretrain else export_models(prepared)
+        models = None if pretrain else export_models(prepared)
         tasks = prepare_tasks(prepared, begun.space)  # before training, so that bad data cost no time
-        return sweep_of(prepared, begun.space, self._trained(prepared, work) if there is None else there, tasks)
+        return sweep_of(prepared, begun.space, self._trained(prepared, work) if models is None else models, tasks)
 
     def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
         """Return the plan of pretraining, and the prepared study if nothing is left to prepare."""
         file, place, fault = self.trained_file, self.place, None
-        plan = make_plan(
-            file.parsed, file.recipe, beside=file.beside
-        )  # first, so that a wrong name fails before all else
+        # First, so that a wrong name fails before all else.
+        plan = make_plan(file.parsed, file.recipe, beside=file.beside)
         prepared = find_prepared(file, place)
         if prepared is None:
             check_models_to_continue(file, place, plan)
@@ -419,7 +418,7 @@ class Study:
             left = [stage] if prepared is None else prepared.left(stage)
             return PlannedStage(stage.title, stage.models, stage.steps, sum(part.steps for part in left))
 
-        found = StudyPlan(
+        study_plan = StudyPlan(
             file.kind,
             self.name,
             place.store,
@@ -429,7 +428,7 @@ class Study:
             stages=tuple(map(planned, plan.stages)),
             fault=fault,
         )
-        return found, prepared
+        return study_plan, prepared
 
     def _prepared(self, opened: OpenSession) -> PreparedStudy:
         # Without a cluster, `prepare_study` opens a session of its own if the study asks for `corpus.workers: ray`.
@@ -454,19 +453,19 @@ class Study:
         return export_models(prepared)
 
 
-def _best_row(found: Results, model: str, task: str) -> Mapping[str, Any]:
+def _best_row(results: Results, model: str, task: str) -> Mapping[str, Any]:
     """Return the result with the best validation score among the seeds of the best learning rate."""
     from mlmclm.analysis.results import cell_columns, records
 
-    tasks = found.analysis.grid.tasks
-    model = found.model_of(model, where=found.name)
+    tasks = results.analysis.grid.tasks
+    model = results.model_of(model, where=results.name)
     if task not in tasks:
-        raise unknown("task", task, tasks, where=found.name)
-    chosen = [row for row in records(found.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
+        raise unknown("task", task, tasks, where=results.name)
+    chosen = [row for row in records(results.analysis.chosen) if (row["model"], row["task"]) == (model, task)]
     if not chosen:
         raise UserError(
-            f"{found.name}: no cell of {model} on {task} has a score; `mlmclm {found.record.kind}` computes them."
+            f"{results.name}: no cell of {model} on {task} has a score; `mlmclm {results.record.kind}` computes them."
         )
     best = cell_columns(max(chosen, key=lambda row: row["validation"]))
-    key = next(row["key"] for row in records(found.cells) if cell_columns(row) == best)
-    return next(row for row in found.rows if (row["key"], row["model"]) == (key, model))
+    key = next(row["key"] for row in records(results.cells) if cell_columns(row) == best)
+    return next(row for row in results.rows if (row["key"], row["model"]) == (key, model))

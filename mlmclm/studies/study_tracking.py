@@ -1,4 +1,4 @@
-"""A study as trackers show it, in its folder for the process that writes to MLflow, and links to all programs that show a study."""
+"""A study's runs, written to its folder for the process that sends them to MLflow, and links to all programs that show a study."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from mlmclm.tracking.views import (
 )
 
 NO_PARAMETERS = dict.fromkeys(("objective", "size", "mask_ratio", "replicate", "tokens", "pretraining_data"), "")
-"""Those of a model about which nothing is known."""
+"""The parameters of a model about which nothing is known."""
 
 
 class StudyRuns:
@@ -95,9 +95,9 @@ class StudyRuns:
         for name in study.parsed:
             ends.setdefault(prepared.target(name).key(prepared.fingerprint), []).append(name)
         data = [
-            DataSet(source.source, own.key, _corpus_source(source, own, self._place.store), "pretraining")
-            for each, source in study.sources.items()
-            for own in [corpus.sources[each]]
+            DataSet(source.source, stored.key, _corpus_source(source, stored, self._place.store), "pretraining")
+            for name, source in study.sources.items()
+            for stored in [corpus.sources[name]]
         ]
 
         def completed(name: ModelName) -> ModelRecord:
@@ -136,8 +136,8 @@ class StudyRuns:
         """
         study, file, space, tasks = self._file.name, self._file, sweep.space, sweep.declared()
         if isinstance(file, StudyFile):
-            tokens = {each.name: str(each.tokens) for each in facts}
-            known: dict[str, tuple[dict[str, str], str | None]] = {
+            tokens = {model.name: str(model.tokens) for model in facts}
+            abouts: dict[str, tuple[dict[str, str], str | None]] = {
                 str(name): (
                     named_parameters(name)
                     | {"tokens": tokens.get(str(name), ""), "pretraining_data": file.source if name.steps else ""},
@@ -146,7 +146,7 @@ class StudyRuns:
                 for name in file.parsed
             }
         else:
-            known = {name: (given_parameters(source), source) for name, source in file.models.items()}
+            abouts = {name: (given_parameters(source), source) for name, source in file.models.items()}
         sources = {name: data_source(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
         self._sweep = partial(
             sweep_record,
@@ -165,13 +165,13 @@ class StudyRuns:
         )
         self._models = {
             name: partial(model_record, study, name, about=about, source=source)
-            for name, (about, source) in known.items()
+            for name, (about, source) in abouts.items()
         }
         pages = _while_running(other_pages(file, self._place.store))
         models = [model(status="RUNNING") for model in self._models.values()]
         groups = [
             group_record(study, model, name, about={**about, "family": task.family}, status="RUNNING")
-            for model, (about, _) in known.items()
+            for model, (about, _) in abouts.items()
             for name, task in tasks.items()
         ]
         self._put([self._sweep(pages=pages, status="RUNNING"), *models, *groups], sources=sources, rule=space.rule)
@@ -180,23 +180,23 @@ class StudyRuns:
         """Record the results of zero-shot tasks; `sweep` comes before."""
         abouts, run = self.told.abouts, last_run(self._place.study_folder(self._file.name))
         results = zero_shot_results(run, self._place.store)
-        self._put(zero_shot_record(self._file.name, each, about=abouts.get(each["model"], {})) for each in results)
+        self._put(zero_shot_record(self._file.name, row, about=abouts.get(row["model"], {})) for row in results)
 
-    def reported(self, found: Results, pages: Mapping[str, str]) -> None:
+    def reported(self, results: Results, pages: Mapping[str, str]) -> None:
         """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
 
         Args:
             pages: links to programs that show the study, by name.
         """
-        analysis, rows, numbers = found.analysis, found.rows, model_metrics(found.analysis)
+        analysis, rows, numbers = results.analysis, results.rows, model_metrics(results.analysis)
         time_ms = last_finished_ms(rows)
         models = [model(metrics=numbers.get(name), time_ms=time_ms) for name, model in self._models.items()]
         groups = summaries(self._file.name, self.told, analysis, rows, verdicts=task_verdicts(analysis))
         sweep = self._sweep(
             pages=_while_running(pages),
-            artifacts=[(path, "") for path in found.files.values()],
-            provenance=found.facts.provenance,
-            answer=found.advice.lines(),
+            artifacts=[(path, "") for path in results.files.values()],
+            provenance=results.facts.provenance,
+            answer=results.advice.lines(),
             baseline=analysis.baseline,
             cells=int(analysis.coverage["expected"].sum()),
             metrics=study_metrics(analysis),
@@ -205,9 +205,9 @@ class StudyRuns:
         self._put([*models, *groups, sweep])
 
     def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
-        """Tell records, parents before their children; one replaces one with its key."""
-        known = {record.key: record for record in (*self.told.records, *records)}
-        self.tell(records=tuple(known.values()), **changes)
+        """Add records, parents before their children; a record replaces the one with its key."""
+        by_key = {record.key: record for record in (*self.told.records, *records)}
+        self.tell(records=tuple(by_key.values()), **changes)
 
 
 def _while_running(pages: Mapping[str, str]) -> dict[str, str]:
@@ -240,7 +240,7 @@ def _address(study: AnyFile, store: Path) -> tuple[str, str]:
     if address == default_address(store):
         return address, shown
     if address == own_server(store):
-        # The server reads the store's database, which takes runs a hundred times as fast as it does.
+        # The server reads the store's database; writing to the database directly is a hundred times as fast.
         address = default_address(store)
     else:
         try:
@@ -258,7 +258,7 @@ def send_to_sink(study: AnyFile, store: Path, sink: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        with redirect_stdout(StringIO()):  # which has the command's results
+        with redirect_stdout(StringIO()):  # stdout is for the command's results
             how = write(study.name, all_runs(store, study.name), folder)
     except ModuleNotFoundError as missing:
         raise UserError(f"The sink {sink} needs the package {missing.name}, which is not installed.") from missing
@@ -266,7 +266,7 @@ def send_to_sink(study: AnyFile, store: Path, sink: str) -> None:
 
 
 def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) -> str | dict[str, str]:
-    """Return where a text is: the data set of the Hub and its commit, or else its packed sequences in the store."""
+    """Return where a corpus is: the data set of the Hub and its commit, or else its packed sequences in the store."""
     commit = HubRepository(corpus.source, "dataset", corpus.revision).pinned(store)
     if commit is None:
         return str(prepared.folder)
@@ -274,9 +274,9 @@ def _corpus_source(corpus: CorpusConfig, prepared: PreparedCorpus, store: Path) 
 
 
 def given_parameters(source: str) -> dict[str, str]:
-    """Return what the source of a given model says of its pretraining if its last part is a model name of ours.
+    """Return the pretraining parameters of a given model whose source ends in a model name of this package, else empty ones.
 
-    It doesn't say how many tokens a step had, and on which data.
+    Such a name doesn't say how many tokens a step had, nor on which data the model was trained.
     """
     with suppress(UserError):
         return NO_PARAMETERS | named_parameters(parse_name(source.partition("@")[0].rsplit("/", 1)[-1]))
@@ -340,11 +340,11 @@ def recorded_runs(file: AnyFile, store: Path, tasks: Sequence[str]) -> RecordedR
     return RecordedRuns(how, search, run_pages(shown, number, file.models, tasks))
 
 
-def _mlflow_page(file: AnyFile, store: Path, own: str | None) -> str | None:
+def _mlflow_page(file: AnyFile, store: Path, server: str | None) -> str | None:
     """Return the page of a study's experiment, or the list of experiments if the server doesn't have it yet."""
     address, _ = chosen_address(file.tracking, store, os.environ)
     if address == default_address(store):
-        address = own or ""
+        address = server or ""
     if not address.startswith(("http://", "https://")):
         return None
     number = experiment_id(address, file.name, os.environ)

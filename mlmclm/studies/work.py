@@ -54,7 +54,7 @@ def work_on(
 ) -> Iterator[StudyWork]:
     """Lock a study against other processes for the duration of the block.
 
-    What killed processes left behind, unfinished files in the store and Ray's temporary folders, is removed first. At the
+    Unfinished files in the store and Ray's temporary folders that killed processes left behind are removed first. At the
     end, the study's lists and reports are sent to the store's address, if it has one.
 
     Raises:
@@ -114,11 +114,11 @@ def _open_session(stack: ExitStack, place: Place, address: str | None, wait_for_
     from mlmclm.cluster.cluster import await_nodes, cluster_view
 
     prepare_environment()
-    found = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
-    if found.dashboard is not None:
-        token = f" (it asks for a token, which is in {found.token_file})" if found.token_file is not None else ""
-        say(f"Ray dashboard: {found.dashboard}{token}")
-    if not found.local:
+    ray = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
+    if ray.dashboard is not None:
+        token = f" (it asks for a token, which is in {ray.token_file})" if ray.token_file is not None else ""
+        say(f"Ray dashboard: {ray.dashboard}{token}")
+    if not ray.local:
         await_nodes(cluster_view(), wait_for_nodes)
 
 
@@ -168,7 +168,7 @@ def compute_missing(sweep: StudySweep, session: Session, *, wait_for_nodes: floa
         write_manifest(place.study_folder(sweep.file.name), sweep.file.name, planned)
         return planned
 
-    # Planned again once the results that choose starting weights are there.
+    # `plan` is called again once the results that choose starting weights are there.
     outcome = run_layers(plan, options)
     outcome.check()
     return outcome

@@ -110,7 +110,7 @@ def filed(store: Path, cells: Sequence[Cell]) -> None:
 
 
 def told(follower: Follower, **changes: Any) -> None:
-    follower.take(replace(follower._told, **changes))
+    follower.take(replace(follower._latest, **changes))
 
 
 def whole(follower: Follower) -> Follower:
