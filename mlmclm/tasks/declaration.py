@@ -11,7 +11,6 @@ from mlmclm.configuration import Enters, Frozen, Inside, Role
 from mlmclm.errors import unknown
 from mlmclm.registry import KINDS, MemberName, Registry
 from mlmclm.results.metrics import metric_parts
-from mlmclm.storage.artifact import KEY
 
 FAMILIES: Registry[type[Any]] = KINDS["family"]
 """The families by name: subclasses of `tasks.family.Family`, which is above this module."""
@@ -112,8 +111,7 @@ class Task(Frozen):
     """The name of one of the `FAMILIES`."""
     title: Annotated[str, Role.DISPLAY]
     source: Annotated[str, Inside, Role.SOURCE]
-    """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation), `local` (only a folder) or `store`
-    (rows of a user's file, under the key `folder` in a store that is older than `mlmclm init --data`)."""
+    """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
     """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
@@ -180,12 +178,8 @@ class Task(Frozen):
         twice = next((name for name in self.header or () if (self.header or ()).count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"header names {twice!r} twice")
-        if self.source in ("local", "store") and not self.folder:
-            raise ValueError(f"a task whose source is {self.source!r} needs a 'folder'")
-        if self.source == "store" and KEY.fullmatch(self.folder or "") is None:
-            raise ValueError(
-                f"the folder of a task whose source is 'store' is a key of hexadecimal digits (got {self.folder!r})"
-            )
+        if self.source == "local" and not self.folder:
+            raise ValueError("a task whose source is 'local' needs a 'folder'")
         if isinstance(self.splits.train, Judged) and not family.judged:
             names = titles(lambda kind: kind.judged)
             raise ValueError(f"splits.train can be {{queries, corpus, qrels}} of a {names} task only")

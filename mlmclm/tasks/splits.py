@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
 from mlmclm.corpora.process_map import Progress
@@ -26,18 +25,11 @@ def reader(
 ) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
     """Return a function that reads a table of this task, given its declaration and its name, and whether from the Hub.
 
-    Raises UserError if the folder of a local task, or of one whose rows the store keeps, is missing.
+    Raises UserError if the folder of a local task is missing.
     """
     generator = GENERATORS.find(task.source)
     if generator is not None:
         return partial(_read_local, task, generator.build(task.name, store, progress)), False
-    if task.source == "store" and task.folder:
-        kept = GeneratedTask(store, task.folder)
-        if not kept.find(title=f"task {task.name}"):
-            raise UserError(
-                f"task {task.name}: {store} no longer has its rows; give the data file to `mlmclm init --data`."
-            )
-        return partial(_read_local, task, kept.folder), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if folder is not None and folder.is_dir():
         return partial(_read_local, task, folder), False
@@ -56,8 +48,6 @@ def data_source(task: Task, store: Path, data_root: Path | None) -> str | dict[s
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if generator is not None:
         folder = generator.find(task.name, store)
-    elif task.source == "store" and task.folder:
-        folder = GeneratedTask(store, task.folder).folder
     if folder is not None and folder.is_dir():
         return str(folder.resolve())
     return hub_data(task)
@@ -65,7 +55,7 @@ def data_source(task: Task, store: Path, data_root: Path | None) -> str | dict[s
 
 def hub_data(task: Task) -> dict[str, str]:
     """Return the data set of the Hub that a task is declared on, as `hub_source` does; empty if there is none."""
-    if task.source in ("local", "store") or GENERATORS.find(task.source) is not None:
+    if task.source == "local" or GENERATORS.find(task.source) is not None:
         return {}
     test = task.splits.test.corpus if isinstance(task.splits.test, Judged) else task.splits.test
     config = test.config_name if isinstance(test, SourceTable) else None

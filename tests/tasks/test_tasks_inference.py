@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from test_tasks_columns import load
 
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import open_source
-from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.errors import UserError
 from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.tasks.columns import TaskData
@@ -68,21 +66,6 @@ def written(task: FileTask, folder: Path) -> TaskData:
     task.write(target)
     declared = find_tasks([target / "tasks"])[task.name]
     return load_task(declared, store=folder / "store", data_root=target / "data")
-
-
-def test_rows_that_a_store_keeps_under_a_key_are_still_read(tmp_path: Path) -> None:
-    task = read(write(tmp_path / "data.csv", rows(label=["a", "b"])))
-    task.write(tmp_path)
-
-    def fill(folder: Path) -> None:
-        shutil.copytree(tmp_path / "data" / task.name, folder, dirs_exist_ok=True)
-        (folder / "meta.json").write_text("{}")
-
-    kept = task.task.model_copy(update={"source": "store", "folder": "0123456789abcdef"})
-    with pytest.raises(UserError, match="no longer has its rows"):
-        load_task(kept, store=tmp_path / "store", data_root=None)
-    GeneratedTask(tmp_path / "store", "0123456789abcdef").ensure(fill, title="task data")
-    assert len(load_task(kept, store=tmp_path / "store", data_root=None).train) == task.tables["train"].num_rows
 
 
 @pytest.mark.parametrize(
