@@ -256,7 +256,7 @@ def profiled(tell: Callable[[dict[str, float]], None]) -> Iterator[None]:
 
     train, optimizer_for = loop.fine_tune, loop.optimizer_for
     with ExitStack() as stack:
-        stack.enter_context(patch.object(run, "train", watched))
+        stack.enter_context(patch.object(run, "fine_tune", watched))
         stack.enter_context(patch.object(loop, "optimizer_for", watched_optimizer))
         stack.enter_context(patch.object(Packing, "of", staticmethod(ranged("data", Packing.of))))
         stack.enter_context(own_ranges())

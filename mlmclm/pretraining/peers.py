@@ -56,7 +56,7 @@ class Peers:
         A worker that dies leaves none; the launcher then ends the others.
 
         Raises:
-            PeerFault: instead of the message, its sender has failed.
+            PeerError: instead of the message, its sender has failed.
         """
         # A blocking `get` would keep the main thread from the store.
         while not self._store.check([name]):

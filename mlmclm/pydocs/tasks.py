@@ -45,7 +45,7 @@ _MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[s
 PYDOCS_TASKS = tuple(_MAKERS)
 
 
-def build_task(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
+def build(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
     """Return the folder of a task. All four tasks are made together on first use.
 
     They are made from the store's documentation (`mlmclm.pydocs.pin`) and don't change with the installed packages.
@@ -61,7 +61,7 @@ def build_task(task: str, store: Path, progress: Progress | None = None, *, work
     """
     if task not in _MAKERS:
         raise unknown("task", task, PYDOCS_TASKS)
-    folder = find_task(task, store)
+    folder = find(task, store)
     if folder is not None:
         return folder
     report = progress or silent
@@ -77,8 +77,8 @@ def build_task(task: str, store: Path, progress: Progress | None = None, *, work
     return _stored(task, store, source).folder
 
 
-def find_task(task: str, store: Path) -> Path | None:
-    """Return the folder of a task that is made already; None if `build_task` would have work to do."""
+def find(task: str, store: Path) -> Path | None:
+    """Return the folder of a task that is made already; None if `build` would have work to do."""
     source = resolved(store)
     stored = None if source is None else _stored(task, store, source)
     return stored.folder if stored is not None and stored.find() else None

@@ -18,7 +18,7 @@ from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import environment_fingerprint, prepare_pydocs
 from mlmclm.pydocs.pin import pin_file, resolved, write_pin
 from mlmclm.pydocs.tasks import PYDOCS_TASKS
-from mlmclm.pydocs.tasks import build_task as build_task
+from mlmclm.pydocs.tasks import build as build_task
 
 Install = Callable[[], str]
 

@@ -142,7 +142,7 @@ def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What the cells of a test drew: the heads as they begin, the rows of all steps, what dropout hid first."""
     found: dict[str, list[Any]] = {"head": [], "order": [], "dropout": []}
-    original = mlmclm.finetuning.run.train
+    original = mlmclm.finetuning.run.fine_tune
 
     def watched(encoder: Any, head: Any, family: Any, *arguments: Any, **named: Any) -> Any:
         found["head"].append({name: value.clone() for name, value in head.state_dict().items()})
@@ -155,7 +155,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         torch.set_rng_state(state)
         return original(encoder, head, family, *arguments, **named)
 
-    monkeypatch.setattr(mlmclm.finetuning.run, "train", watched)
+    monkeypatch.setattr(mlmclm.finetuning.run, "fine_tune", watched)
     return found
 
 
@@ -354,7 +354,7 @@ def test_a_reused_worker_reads_a_model_once_and_every_cell_begins_from_its_weigh
         mlmclm.finetuning.run, "load_encoder", lambda folder: (read.append(folder), original(folder))[1]
     )
     began: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(mlmclm.finetuning.run, "train", began_with(mlmclm.finetuning.run.train, began))
+    monkeypatch.setattr(mlmclm.finetuning.run, "fine_tune", began_with(mlmclm.finetuning.run.fine_tune, began))
     protocol = Protocol.model_validate({**SHORT.model_dump(), "precision": precision})
     cache: dict[Any, Any] = {}
     for task, rate in (("sst2", 1e-2), ("sst2", 1e38), ("conll2003", 1e-2), ("reqa_squad", 1e-2), ("sst2", 1e-2)):

@@ -45,7 +45,7 @@ def keep(name, state):
 
 for case in cases:
     recipe = Recipe.model_validate(dict(batch=8, block_length=16, workers=world, zero_stage=case["zero"], precision="fp32"))
-    model = build(eurobert, 0)
+    model = build_model(eurobert, 0)
     if case.get("start"):
         start = checkpoints.read_tensors(Path(folder) / case["start"])
     else:
@@ -169,7 +169,7 @@ def test_a_state_in_parts_of_one_worker_is_taken_up_by_two(runs: Path) -> None:
 def test_a_worker_s_failed_write_fails_all_with_its_reason_and_leaves_nothing(runs: Path, rank: int) -> None:
     errors = [note["error"] for note in notes(runs, f"failing-{rank}")]
     assert all("the disk is full" in error for error in errors)
-    assert errors[1 - rank].startswith(f"PeerFault: worker {rank} on ")
+    assert errors[1 - rank].startswith(f"PeerError: worker {rank} on ")
     assert not list(runs.glob(f"*failing-{rank}/")) and not list(runs.glob(f".failing-{rank}.*"))
     assert files(runs / "after") == files(runs / "one"), "the next write succeeds"
 

@@ -185,7 +185,7 @@ def test_a_result_is_set_aside_with_its_examples_as_often_as_it_is_asked_for(sto
 def test_status_prints_counts_by_model_and_task_and_what_failed(run: Run, store: Path) -> None:
     code, out, _ = run("status", "mine")
     assert code == 0
-    assert out.startswith("sweep mine: 3 of 12 cells are done, 1 diverged, 1 failed, 1 damaged, 4 wait for what")
+    assert out.startswith("sweep mine: 3 of 12 cells are done, 1 diverged, 1 failed, 1 damaged, 4 wait for the cells")
     assert "b/sst2/lr1e-3/s0 failed, 20" in out and "1 times: CUDA out of memory" in out
     code, out, _ = run("status", "mine", "--json")
     found = json.loads(out)

@@ -205,7 +205,7 @@ def test_the_store_remembers_how_long_to_wait(place: Path, tmp_path: Path) -> No
 @pytest.fixture
 def worker(results_store: ResultsStore, place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
     """A process with a trial of the only cell, outside of Ray."""
-    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.compile_kernels", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     return FakeWorker(config_of(place))

@@ -25,7 +25,7 @@ from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 @pytest.fixture(autouse=True)
 def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: None)
+    monkeypatch.setattr("mlmclm.sweeps.trainable.compile_kernels", lambda *args: None)
     monkeypatch.setattr("mlmclm.sweeps.trainable.shapes_of", lambda cells: [])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
@@ -94,7 +94,7 @@ def test_a_process_prepares_the_models_that_it_computes_once_and_no_others(
 def test_the_time_of_a_cell_is_without_that_of_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("mlmclm.sweeps.trainable.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("mlmclm.sweeps.trainable.prepare", lambda *args: clock.append(clock.pop() + 100.0))
+    monkeypatch.setattr("mlmclm.sweeps.trainable.compile_kernels", lambda *args: clock.append(clock.pop() + 100.0))
     (found,) = reports(FakeWorker(trial_of(make_cells(1), tmp_path)))
     assert (found["seconds"], clock) == (0.0, [100.0])
 

@@ -18,7 +18,7 @@ from mlmclm.pydocs import documentation
 from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documentation import Root
 from mlmclm.pydocs.documented import first_sentences, normal, select, split_words
-from mlmclm.pydocs.tasks import PYDOCS_TASKS, build_task
+from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
 from small_words import WORDS
 
 SHARED = """Reads {0} things from there.
@@ -81,7 +81,7 @@ def environment(packages: Path) -> Iterator[None]:
 def store(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tasks are made."""
     folder = tmp_path_factory.mktemp("store")
-    build_task("pydocs-qa", folder, workers=1)
+    build("pydocs-qa", folder, workers=1)
     return folder
 
 
@@ -90,7 +90,7 @@ def tables(store: Path) -> Tables:
     """task -> table -> rows."""
     result: Tables = {}
     for name in PYDOCS_TASKS:
-        folder = build_task(name, store, workers=1)
+        folder = build(name, store, workers=1)
         result[name] = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
     return result
 
@@ -195,12 +195,12 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
     store: Path, tables: Tables, tmp_path: Path
 ) -> None:
     for name in PYDOCS_TASKS:
-        facts = json.loads((build_task(name, store) / "meta.json").read_text())
+        facts = json.loads((build(name, store) / "meta.json").read_text())
         assert facts["rows"] == {table: len(rows) for table, rows in tables[name].items()}
         assert facts["name"] == name
-        again = build_task(name, tmp_path, workers=2)
+        again = build(name, tmp_path, workers=2)
         assert json.loads((again / "meta.json").read_text()) == facts
-    assert json.loads((build_task("pydocs-kind", store) / "meta.json").read_text())["label_names"] == [
+    assert json.loads((build("pydocs-kind", store) / "meta.json").read_text())["label_names"] == [
         "summary",
         "parameter",
         "return",
@@ -212,7 +212,7 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
 def test_what_is_made_is_not_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "prepare_pydocs", None)
     for name in PYDOCS_TASKS:
-        assert build_task(name, store).is_dir()
+        assert build(name, store).is_dir()
 
 
 @pytest.mark.parametrize("file", ["test.parquet", "meta.json"])
@@ -220,18 +220,18 @@ def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
     store: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(store, tmp_path / "store")
-    folder = build_task("pydocs-qa", tmp_path / "store", workers=1)
+    folder = build("pydocs-qa", tmp_path / "store", workers=1)
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
     capfd.readouterr()
-    assert build_task("pydocs-qa", tmp_path / "store", workers=1) == folder
+    assert build("pydocs-qa", tmp_path / "store", workers=1) == folder
     assert (folder / file).read_bytes() == whole
     assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Did you mean 'pydocs-qa'\? Allowed: pydocs-kind"):
-        build_task("pydocs-q", tmp_path)
+        build("pydocs-q", tmp_path)
 
 
 def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytes
     for number in range(3):
         (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
     with pytest.raises(UserError, match="too little documentation"):
-        build_task("pydocs-qa", tmp_path / "store", workers=1)
+        build("pydocs-qa", tmp_path / "store", workers=1)
 
 
 def test_shortening_keeps_whole_sentences_or_cuts_the_first() -> None:
