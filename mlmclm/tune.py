@@ -142,9 +142,7 @@ class ParamSpace(dict[str, Any]):
         changed.update(changes)
         return changed
 
-    def __ior__(self, changes: Mapping[str, Any]) -> Self:  # type: ignore[override]
-        self.update(changes)
-        return self
+    __ior__ = __or__  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParamSpace, (dict(self),)
