@@ -269,7 +269,7 @@ def _unknown(node: ast.AST) -> str:
 
 
 def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource], set[str]]:
-    """Return own modules together with all own modules that they import, and the top-level names of other packages.
+    """Return own (the user's) modules, all own ones that they import, and the top-level names of other packages.
 
     Args:
         anew: whether the files of those that aren't loaded are read again.

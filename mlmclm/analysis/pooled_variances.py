@@ -81,7 +81,7 @@ def pooled(task: Variances, unlike: Unequal) -> Variances:
 
 
 def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
-    """Return the variances as factors of models and rates, where these are unequal, and their degrees of freedom."""
+    """Return the variances, level (per model, if unequal) x ratio (per rate, if unequal), and their degrees of freedom."""
     squares = freedom * np.nan_to_num(values)
     total = float(freedom.sum())
     by_model, by_rate = (freedom.sum(axis=axis, keepdims=True) for axis in (1, 0))
@@ -96,7 +96,7 @@ def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
             ratios = np.where(raw > 0, raw, 1.0)
     of_level = np.where(by_model > 0, by_model, total) if unlike.models else np.full((1, 1), total)
     combined = np.where(by_rate > 0, by_rate * of_level / np.maximum(by_rate + of_level, 1), of_level)
-    # A rate without several runs has the level of the others.
+    # A rate of single runs has no ratio of its own, so it has the degrees of freedom of the level.
     of_rate = np.where(by_rate > 0, by_rate, of_level)
     based_on = (combined if unlike.models else of_rate) if unlike.rates else of_level
     return Variances(level * ratios, based_on + np.zeros(values.shape))

@@ -60,7 +60,7 @@ _EXCEPTION = re.compile(
 )
 # ":param int name: description"
 _SPHINX_FIELD = re.compile(r"^:(param|parameter|arg|type|returns?|rtype|raises?|ivar|vartype)(?: ([^:]*))?:\s*(.*)$")
-# The start of a type, but not of a number or a list.
+# The start of a type, but not of a number or a bullet.
 _TYPE_WORD = re.compile(r"^[A-Za-z{\[('\"`~:]")
 
 # ":class:`~package.Class`"
