@@ -16,7 +16,7 @@ from mlmclm.storage.csv_text import csv_text
 STATISTICS: Registry[Callable[[Analysis], pd.DataFrame]] = KINDS["statistic"]
 """The statistics by name: functions from an analysis to a table."""
 TAKEN = ("report", "results", "zero_shot", "pairs", "tested_claims")
-"""Names of the report's files, beside those of the tables of an `Analysis`."""
+"""Names of the report's other files, which no added statistic may have; the names of an `Analysis`'s tables are refused too."""
 
 
 class Tables(NamedTuple):
@@ -51,7 +51,7 @@ def statistics_of(analysis: Analysis) -> Tables:
             )
         if result.empty:
             raise UserError("returns an empty table.")
-        csv_text(result)  # fails here, and not as the report is written, where a value has no text
+        csv_text(result)  # if a value has no text form, this fails here and not when the report is written
         return result
 
     tables, absent = STATISTICS.each(table)

@@ -62,9 +62,9 @@ class Analysis:
     pairs: Pairs
     runs: Mapping[tuple[str, str], Runs]
     fits: Mapping[tuple[str, str], Fit]
-    """The cells and the runs of each (model, task) that has any, and their fitted noise (`seed_noise`)."""
+    """`pairs`, `runs`, `fits`: the cells of each (model, task) that has any, the same cells as arrays, and their fitted noise (`seed_noise`)."""
     effects: Effects
-    """The scores that are compared, by model and task: of a model with replicates, over them (`replicates`)."""
+    """The scores that are compared, by (model, task); a model with replicates has one score over all of them (`replicates`)."""
     run_effects: Effects
     """The scores of single pretraining runs."""
     groups: Mapping[str, Sequence[str]]
@@ -88,14 +88,14 @@ class Analysis:
         return table
 
     def listed(self, pair: tuple[str, str]) -> tuple[Runs, Fit]:
-        """Return the runs of a (model, task) and their noise, without rates that the grid added because of scores."""
+        """Return the runs of a (model, task) and their noise, without learning rates that the grid added because of scores (`Grid.added`)."""
         runs, added = self.runs[pair], self.grid.added.get((*pair, self.pairs[pair][0]["setting"]), ())
         keep = np.asarray([rate not in added for rate in runs.rates])
         return runs.at(list(itertools.compress(runs.rates, keep))), self.fits[pair].at(keep)
 
     @cached_property
     def smallest(self) -> Mapping[str, float]:
-        """The smallest true difference found with 80 % power, by task and for the mean over tasks; of the trained models if there are several."""
+        """The smallest true difference found with 80 % power, by task and for their mean; the baseline is left out if several models are trained."""
         trained = [model for model in self.groups if model != self.baseline]
         models = trained if len(trained) > 1 else list(self.groups)
         return smallest_differences(self.effects, models, self.families, self.confidence)
@@ -112,12 +112,12 @@ class Analysis:
 
     @cached_property
     def families(self) -> dict[str, str]:
-        """The family of each task that was requested or has results; empty for a task without any result."""
+        """The family of each task that was requested or has results; an empty string for a task without any result."""
         return {task: family for row in records(self.best) for task, family in [(row["task"], row["family"])]}
 
     @cached_property
     def model_of(self) -> dict[str, str]:
-        """The model that each pretraining run is one of, by name."""
+        """The model that each pretraining run belongs to, by the run's name."""
         return {run: model for model, runs in self.groups.items() for run in runs}
 
     @property
@@ -151,13 +151,13 @@ def analyse(
         baseline: the untrained model that the others must beat; None if the study has none.
         grid: the requested cells, against which missing ones are counted; by default `observed_grid`.
         rule: how the best learning rate is chosen; see `selection`.
-        ranges: the ranges of the tasks' main scores, which no interval of a mean leaves.
+        ranges: the ranges of the tasks' main scores; intervals of means stay within them.
         chances: the chance levels of the tasks' main scores.
-        constant: whether a cell, given its row of `results_table`, predicted the same for every test example. It is asked
-            about the cells at chosen learning rates.
-        folds: given the `results_table` rows of some cells of one (model, task), the means of their scores that each leave out
-            one fold of the test examples (`effects.fold_scores`); None if their predictions are not known, and then the noise
-            of the test set is in no interval.
+        constant: takes a cell's row of `results_table`, and returns whether the cell predicted the same for every test example.
+            It is called for cells at chosen learning rates only.
+        folds: takes the `results_table` rows of some cells of one (model, task), and returns their mean scores, each without one
+            fold of the test examples (`effects.fold_scores`). It returns None if their predictions are not known; then no
+            interval covers the noise of the test set.
         replicate_of: the model that a further pretraining run is a replicate of, by the run's name.
         confidence: of all intervals, in (0, 1).
 
@@ -180,7 +180,7 @@ def analyse(
         raise unknown("baseline model", baseline, models)
     by_pair = cells_by_pair(cells)
     coverage = coverage_table(by_pair, requested)
-    # A setting is chosen with its rate, so intervals are about the choice among all of them.
+    # A setting is chosen together with its rate, so intervals cover the choice among all settings and rates.
     choices = with_settings(by_pair, requested)
     choice_runs, choice_fits = _fitted(choices, chances)
     # From here on only the best setting counts; `cells` itself stays complete for the results and coverage tables.
@@ -219,7 +219,7 @@ def analyse(
         not_run={(row["model"], row["task"]): row["missing"] for row in records(coverage)},
         confidence=confidence,
     )
-    # From here on models are compared, over their replicates.
+    # From here on, a model's score is over all of its replicates.
     groups = runs_by_model(models, replicate_of)
     effects = over_replicates(run_effects, groups)
     at_chance = {
@@ -253,7 +253,7 @@ def analyse(
 
 
 def _fitted(pairs: Pairs, chances: Chances) -> tuple[dict[tuple[str, str], Runs], dict[tuple[str, str], Fit]]:
-    """Arrange the runs of every (model, task) that has any cell, and fit their noise."""
+    """Return the runs of every (model, task) that has any cell as arrays, and their fitted noise."""
     tasks = {
         task: with_failures(
             {model: runs_of(group) for (model, group_task), group in pairs.items() if group_task == task},

@@ -1,7 +1,7 @@
 """Claims as files: sentences about models and tasks that a study can test, each with its source.
 
-A file holds the claims of one paper, or of a user. A claim compares two sets of models, `first` and `second`, in pairs that are
-alike in what it names (`alike`). docs/claims.md describes the keys with examples; `reports.claim_pairs` finds the pairs, and
+A file holds the claims of one paper, or of a user. A claim compares two sets of models, `first` and `second`, in pairs that share
+the features listed in `alike`. docs/claims.md describes the keys with examples; `reports.claim_pairs` finds the pairs, and
 `reports.tested_claims` says what the results show.
 """
 
@@ -20,8 +20,8 @@ from mlmclm.registry import KINDS
 Made = Literal["encoder", "decoder", "encoder from decoder", "decoder from encoder"]
 """How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
 Feature = Literal["size", "steps", "tokens", "mask", "objective", "made", "clm_share", "steps_before"]
-"""Quantities in which a claim's pairs may have to be alike; `steps_before` are those before the last change of direction or
-decay."""
+"""Features that a claim can require both models of a pair to share. `steps_before`: the steps before the last change between
+masked and causal objectives, or before the last decay of the learning rate that training went on from."""
 Statistic = Literal["score", "sensitivity", "zero_shot", "same_data"]
 THEN = " then "
 
@@ -31,7 +31,7 @@ def _listed(value: Any) -> Any:
 
 
 def _span(value: Any) -> Any:
-    """Expand a number to a range that holds only it, and check the order of a range's ends."""
+    """Return a number as the range from it to itself, or a range as it is; raise a `ValueError` for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value, value]
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(end, int | float) for end in value):
@@ -86,7 +86,7 @@ class ModelQuery(Frozen):
     clm_share: Annotated[Span | None, Role.DISPLAY] = None
     """Share of the steps that are causal, in per cent: a number or a range."""
     mask: Annotated[Span | None, Role.DISPLAY] = None
-    """Share of the tokens that the last objective hides, in per cent: a number or a range."""
+    """Mask ratio of the last objective, in per cent: a number or a range."""
     steps: Annotated[Span | None, Role.DISPLAY] = None
     """Optimiser steps: a number or a range."""
     tokens: Annotated[Span | None, Role.DISPLAY] = None
@@ -94,8 +94,8 @@ class ModelQuery(Frozen):
     decayed: Annotated[bool | None, Role.DISPLAY] = False
     """Whether the model goes on from one whose learning rate had decayed (`dec` in names); null for either."""
     given: Annotated[bool | None, Role.DISPLAY] = False
-    """Whether the model goes on from given weights (`initial` of a study), since which everything else here counts; null
-    for either."""
+    """Whether the model goes on from given weights (`initial` of a study); if so, all other keys describe the training
+    since then. null for either."""
 
 
 class TaskQuery(Frozen):
@@ -110,16 +110,16 @@ class TaskQuery(Frozen):
 
 
 class Than(Frozen):
-    """The part of a claim that says where a difference is smaller; keys that are left out are those of the claim."""
+    """The second comparison of a claim that compares two differences; keys that are left out are those of the claim."""
 
     first: Annotated[ModelQuery | None, Role.DISPLAY] = None
-    """The first models of each pair there."""
+    """The first models of its pairs."""
     second: Annotated[ModelQuery | None, Role.DISPLAY] = None
-    """The second models of each pair there."""
+    """The second models of its pairs."""
     tasks: Annotated[TaskQuery | None, Role.DISPLAY] = None
-    """The tasks there."""
+    """Its tasks."""
     budgets: Annotated[Span | None, Role.DISPLAY] = None
-    """The budgets there."""
+    """Its budgets."""
 
 
 class Claim(Frozen):
@@ -137,20 +137,20 @@ class Claim(Frozen):
     first: Annotated[ModelQuery, Role.DISPLAY]
     """The models that the claim is about."""
     second: Annotated[ModelQuery, Role.DISPLAY]
-    """The models that they are compared with."""
+    """The models that the first ones are compared with."""
     alike: Annotated[
         Annotated[tuple[str, ...], described_as(tuple[str, ...]), BeforeValidator(_listed), AfterValidator(_features)],
         Role.DISPLAY,
     ] = ("size", "steps")
-    """Features that the models of a pair share; `steps = steps_before` asks for another feature of the second."""
+    """Features that both models of a pair share; `steps = steps_before` compares the first's steps with the second's steps_before."""
     budgets: Annotated[Span, Role.DISPLAY] = (0.0, 100.0)
-    """Budgets in per cent of the longest at which the study has such a pair of that size: a number or a range."""
+    """Steps of a pair, in per cent of the steps of the study's longest such pair of the same size: a number or a range."""
     tasks: Annotated[TaskQuery, Role.DISPLAY] = TaskQuery()
     """The tasks that the claim is about."""
     direction: Annotated[Literal["higher", "lower", "differs"], Role.DISPLAY] = "higher"
-    """Whether the statistic of the first models is higher, lower, or only another than that of the second."""
+    """Whether the first models' statistic is higher or lower than the second's, or only different from it."""
     than: Annotated[Than | None, Role.DISPLAY] = None
-    """Elsewhere, where the difference between first and second is smaller (`higher`), larger (`lower`), or another (`differs`)."""
+    """A second comparison, whose difference is smaller than the claim's (if `direction` is `higher`), larger (`lower`), or another (`differs`)."""
     published: Annotated[float | None, Role.DISPLAY] = None
     """The published difference, first minus second, in points."""
     published_for: Annotated[str, Role.DISPLAY] = ""
@@ -170,10 +170,10 @@ class Claim(Frozen):
 
 
 class ClaimFile(Frozen):
-    """A file of claims, which share the error of all tests (`reports.tested_claims`)."""
+    """A file of claims; Holm's correction is over all claims that are tested together (`reports.tested_claims`)."""
 
     source: Annotated[str, Role.DISPLAY] = Field(min_length=1)
-    """The paper that makes the claims, or who does."""
+    """The paper or the person that makes the claims."""
     claims: Annotated[Mapping[str, Claim], Role.DISPLAY] = Field(min_length=1)
     """The claims by name."""
 

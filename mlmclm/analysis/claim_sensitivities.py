@@ -1,9 +1,9 @@
 """Tests of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks.
 
-Equally sensitive models may have curves of different shapes. So studies are simulated in which each model keeps the shape of its curve,
-all are equally sensitive, and the runs around the curves are those that were seen: drawn at each rate from the deviations of all models'
-runs. So runs that are far off or fail at high rates do so in the simulated studies too. There is no verdict where a rate has one run,
-which shows neither noise nor a failure.
+Equally sensitive models may have curves of different shapes. So studies are simulated in which each model keeps the shape of its curve
+and all models are equally sensitive. At each rate, the runs' deviations from the curves are drawn from those of all models' observed
+runs. So runs that are far off or fail at high rates do so in the simulated studies too. If a rate has one run, there is no verdict:
+one run shows neither noise nor a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlmclm.analysis.seed_noise import Fit
 from mlmclm.results.measures import Array
 
 DRAWS = 2_000
-"""Simulated studies: p values are multiples of about its inverse."""
+"""Number of simulated studies; a p value is a multiple of about 1 / DRAWS."""
 FEWEST = 2
 """Runs with a score that a rate needs for a verdict."""
 
@@ -58,7 +58,7 @@ def rate_variance(runs: Runs, fit: Fit) -> RateVariance | None:
 
 
 class SensitivityTest(NamedTuple):
-    """The sensitivities of both sides, as root mean square over pairs and tasks of the deviation over rates, and the p value."""
+    """The sensitivity of each side, which is the root mean square over pairs and tasks of the deviation over rates, and the p value."""
 
     first: float
     second: float
@@ -70,12 +70,12 @@ def sensitivity_test(
 ) -> SensitivityTest:
     """Test whether the first models are as sensitive to the learning rate as the second ones.
 
-    The statistic is the weighted difference of the variances between rates, divided by its standard error. The draws are the same
-    on all tasks, so that what a seed does to tasks of one training stays together.
+    The statistic is the weighted difference of the variances between rates, divided by its standard error. All tasks use the same
+    random draws, so that a seed's effects on tasks that share a training stay correlated.
 
     Args:
-        of: gives the variance of a (model, task).
-        parts: the pairs, all of which have one, at the same rates on a task.
+        of: returns the variance of a (model, task).
+        parts: the pairs; both models of each have a variance, at the same rates on a task.
     """
     total = math.fsum(part.weight for part in parts)
     lead, size = np.zeros((2, 1 + draws))
@@ -96,8 +96,8 @@ def sensitivity_test(
 
 
 def _simulated(models: Sequence[Runs], draws: int) -> tuple[Array, Array]:
-    """Return the variances between rates of models on one task, as they are and in studies in which they are equal, [M, 1 + draws], and
-    the variances of these estimates."""
+    """Return the models' variances between rates on one task, observed and then in simulated studies in which they are equal, [M, 1 + draws],
+    and the variances of these estimates."""
     counts = np.stack([runs.learned.sum(axis=1) for runs in models])  # [M, R]
     scores = np.stack([np.where(runs.learned, runs.test, 0.0).sum(axis=1) for runs in models])
     means = scores / counts
@@ -139,8 +139,8 @@ def _variance_between(means: Array, squares: Array, counts: Array) -> tuple[Arra
     """Return the variances of the rates' true means, without bias, and the variances of these estimates, [M, studies].
 
     Args:
-        means, squares: of the runs at each rate, and the sums of squares around them, [M, R, studies].
-        counts: [M, R].
+        means, squares: mean scores of the runs at each rate, and sums of squares around these means, [M, R, studies].
+        counts: numbers of runs, [M, R].
     """
     freedom, between = np.maximum((counts - 1).sum(axis=1), 1)[:, None], counts.shape[1] - 1
     noise = squares.sum(axis=1) / freedom * (1 / counts).mean(axis=1)[:, None]

@@ -1,21 +1,21 @@
-"""Comparison of models on single tasks, task families and the mean over tasks, and the claim that pretraining helps.
+"""Comparison of models on single tasks, task families and the mean over tasks.
 
 Every model is taken at its own best learning rate. The models of a study are fine-tuned with the same seeds, which fix
 the data order and the initial weights of the new head, but they start from different weights. Whether this correlates
 their scores is unknown, so scores are not paired: the interval of a difference is Welch's. Pairing would narrow the
 interval if the scores were correlated, and mislead if they were not.
 
-The mean over tasks gives every task the same weight; `contrasts` has its variance. These intervals cover the noise of
+The mean over tasks gives every task the same weight; `contrasts` computes its variance. These intervals cover the noise of
 fine-tuning seeds and of the choice of the rate, and that of the finite test sets where the predictions are known (`effects`).
 They cover the noise of pretraining where models were pretrained several times (`replicates`).
 
-**Order of the tests.** The error of 5 % is shared by the pairs of models. Of a pair, the mean over tasks is tested first, with nine tenths of
-the pair's share; once it is claimed, all of the share is that of the single tasks and families, by Holm's method among them. The last
-tenth is theirs from the beginning, so that two models of equal means that differ greatly on single tasks are found too. A pair
-of which everything is claimed leaves its share to the others (`gatekept`). So at most 5 % of studies of equal models claim anything.
+**Order of the tests.** The error of 5 % is divided among the pairs of models. Within a pair, the mean over tasks is tested first, at nine tenths
+of the pair's level. Once it is shown to differ, single tasks and families are tested at the pair's full level, with Holm's method. Before
+that they are tested at the last tenth, so that two models of equal means that differ greatly on single tasks are found too. A pair of which
+all tests show a difference passes its level on to the others (`gatekept`). So at most 5 % of studies of equal models show any difference.
 
-Two models whose scores differ by less than is shown, half a hundredth of a point, are tied: neither is ahead. A verdict
-is never based on scores at chance (`chance`): a model that is ahead on a task, but not above chance there, counts as level.
+Two models whose scores differ by less than half a hundredth of a point, which is shown as 0.00, are tied: neither is ahead. A verdict
+is never based on scores at chance (`chance`): if a model leads on a task, but is not above chance there, its lead counts as 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mlmclm.results.intervals import NAN, Estimate, within
 
 ALL_TASKS = "all tasks"
 OF_TASKS = 0.1
-"""Share of a pair's error that its single tasks and families have before the mean over tasks is claimed."""
+"""Share of a pair's level at which its single tasks and families are tested before its means over tasks are shown to differ."""
 SHOWN = 5e-5
 """Smallest difference that is not shown as 0.00 points."""
 
@@ -80,9 +80,9 @@ def scopes(families: dict[str, str]) -> list[tuple[str, str, list[str]]]:
 
 
 def holm_level(kind: str, families: dict[str, str], models: int, confidence: float) -> float:
-    """Return the level of the first step of the correction for one pair of models on one scope of a kind (`gatekept`).
+    """Return the level of the first step of the correction (`gatekept`) for one pair of models on a scope of this kind.
 
-    That of a task or family is the level once the mean over tasks is claimed.
+    For a task or family, it is the level once the pair's means over tasks are shown to differ.
     """
     counts = Counter(scope_kind for scope_kind, _, _ in scopes(families))
     level = (1 - confidence) / max(1, math.comb(models, 2))
@@ -100,7 +100,7 @@ def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float
     in_pair = [_within(p_all, p_rest) for p_all, p_rest in pairs]
     last = sorted(max(ps) for p_all, p_rest in in_pair if (ps := [p for p in (p_all, *p_rest) if not math.isnan(p)]))
     pairs_left = np.arange(len(last), 0, -1)
-    levels = np.maximum.accumulate([0.0, *pairs_left * last])[:-1]  # at which 0, 1, ... pairs are claimed as a whole
+    levels = np.maximum.accumulate([0.0, *pairs_left * last])[:-1]  # at which all tests of 0, 1, ... pairs reject
 
     def over_pairs(p: float) -> float:
         return p if math.isnan(p) else float(np.maximum(levels, pairs_left * p).min(initial=1.0))
@@ -109,7 +109,7 @@ def gatekept(pairs: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float
 
 
 def _within(p_all: float, p_rest: Sequence[float]) -> tuple[float, list[float]]:
-    """Adjust the p values of one pair, which has all of the error."""
+    """Adjust the p values of one pair as if it were the only one."""
     untested = sorted((p, index) for index, p in enumerate(p_rest) if not math.isnan(p))
     adjusted, adjusted_all, running = [NAN] * len(p_rest), NAN, 0.0
     is_open = not math.isnan(p_all)
@@ -182,13 +182,13 @@ def comparison_table(
     scopes, the mean over tasks first (`gatekept`); `tests` is the number of tests of the row's kind. The difference is
     NaN unless both models have a score on every task of the scope.
 
-    A verdict must not need the tasks on which the model that is ahead leads at chance. `above_chance` says whether the
-    interval excludes 0 without them: there are none, or it still does when the models count as level there. `p_verdict`
-    is `p_holm` for the differences that verdicts are based on, those with the models level there, corrected over as many tests;
-    it is 1 if nothing of the lead is left.
+    A verdict must not depend on tasks on which the model that is ahead leads without being above chance, so for verdicts
+    the difference on these tasks counts as 0. `above_chance` says whether there are no such tasks, or the interval still
+    excludes 0 then. `p_verdict` is `p_holm` for the differences that are reduced in this way, corrected over as many tests; it is 1
+    if no lead is left.
 
     Args:
-        at_chance: the pairs whose scores are not above chance.
+        at_chance: the (model, task) pairs whose scores are not above chance.
     """
     rows: list[Record] = []
     tested: list[float] = []
@@ -247,9 +247,9 @@ def _sound(
     at_chance: Pairs,
     confidence: float,
 ) -> Estimate:
-    """Return the lead of the model that is ahead, where it counts as level on the tasks on which it leads at chance.
+    """Return the lead of the model that is ahead, with 0 on the tasks on which it leads without being above chance.
 
-    Without such tasks it is the `difference` itself. The estimate is empty (NaN) if there are no other tasks.
+    Without such tasks, return `difference` itself. The estimate is NaN if there are no other tasks.
     """
     ahead, behind = pair if difference.value > 0 else pair[::-1]
     doubtful = [task for task in tasks if (ahead, task) in at_chance and _lead(effects, (ahead, behind), task) > 0]
@@ -273,10 +273,10 @@ def clearly_different(row: Record, confidence: float) -> bool:
 
 
 def low_of_best(row: Record, number: int, confidence: float) -> float:
-    """Return the lower end of the best model's interval, corrected for its choice among a number of models.
+    """Return the lower end of the best model's interval, corrected for its choice among `number` models.
 
     The highest score owes some of its height to luck. A lower end by Bonferroni's method holds for all models at once, so also for the
-    one that was chosen. It is enough to count those that may be the best: that and the ones that are not clearly different from it
+    one that was chosen. It is enough to count the models that may be the best: the chosen one and those not clearly different from it
     (Zrnic and Fithian 2024, locally simultaneous inference).
 
     Args:

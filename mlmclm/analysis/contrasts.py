@@ -1,9 +1,9 @@
 """Weighted sums of scores over models and tasks, each with one interval and p value: means over tasks, differences, claims.
 
-A model that is in several pairs counts once with its noise. Fine-tuning seeds on different tasks are independent, unless the tasks
+The noise of a model that is in several pairs counts once, with its total weight. Fine-tuning seeds on different tasks are independent, unless the tasks
 share their trainings (`shared_trainings`). Test sets are independent. A pretraining run moves all of its tasks, so where models
-have several runs, the noise is that of the runs' own sums (`run_noise`). All variances have Welch-Satterthwaite degrees of freedom
-together; those that are based on the runs of all models are one estimate, and have its degrees of freedom once.
+have several runs, the noise is that of the runs' own sums (`run_noise`). The sum of all variances has Welch-Satterthwaite degrees of
+freedom. Variances that are pooled over all models are one estimate, so its degrees of freedom count once.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Contrast:
     Attributes:
         whole: the sum with its interval.
         seeds: the variances of fine-tuning seeds, where no model has several pretraining runs.
-        runs: those of pretraining runs.
+        runs: the variances of pretraining runs.
         within: the part of `runs` that fine-tuning seeds add.
-        test_sets: those of the finite test sets.
-        pooled: whether it is based on the variance between the pretraining runs of all models.
+        test_sets: the variances of the finite test sets.
+        pooled: whether `runs` has a variance that is pooled over the pretraining runs of all models.
     """
 
     whole: Estimate
@@ -70,7 +70,7 @@ def model_weights(parts: Sequence[PairOnTask]) -> dict[str, dict[str, float]]:
 def mean_difference(
     effects: Effects, pair: tuple[str, str], tasks: Sequence[str], confidence: float = 0.95, of: int | None = None
 ) -> Contrast:
-    """Estimate the difference of two models' means over `of` tasks (by default `tasks`), of which the others count as 0."""
+    """Estimate the difference of two models' means over `tasks`, or over `of` tasks, of which those not in `tasks` count as 0."""
     share = 1 / (of or max(1, len(tasks)))
     return weighted_sum(effects, {task: {pair[0]: share, pair[1]: -share} for task in tasks}, confidence)
 
@@ -79,7 +79,7 @@ def weighted_sum(effects: Effects, weights: Mapping[str, Mapping[str, float]], c
     """Estimate a weighted sum of scores.
 
     Tasks on which the noise is not known count with the mean variance of the others, as long as they are fewer than half and none
-    of their scores is based on one seed: equal values come from little noise, one value from any.
+    of their scores is based on one seed. Seeds with equal scores suggest little noise, but one seed shows nothing about it.
 
     Args:
         effects: the models' scores, over their pretraining runs (`replicates`).
@@ -143,13 +143,13 @@ def _as_one(shares: Sequence[Share]) -> Share:
 
 
 def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[tuple[frozenset[str], Share, bool]]:
-    """Return the variances that fine-tuning seeds add to a weighted sum of a model's scores: one for each set of trainings.
+    """Return the variances that fine-tuning seeds add to a weighted sum of a model's scores: one for each set of tasks that share trainings.
 
     Args:
         scored: the weight and the score of each task.
 
     Returns:
-        The tasks, the variance, and whether it is that of all models (`Effect.pooled`).
+        Tuples of the tasks, the variance, and whether it is pooled over all models (`Effect.pooled`).
     """
     remaining, variances = dict(scored), list[tuple[frozenset[str], Share, bool]]()
     while remaining:
@@ -160,7 +160,7 @@ def _of_seeds(scored: Mapping[str, tuple[float, Effect]]) -> list[tuple[frozense
             errors[one] * errors[other] * (1.0 if one == other else group[one][1].alike[other])
             for one, other in itertools.product(group, repeat=2)
         )
-        # One seed's luck is in all scores of its training, so together they show no more of it than each alone.
+        # A seed's luck is in all scores of its training, so together they have no more degrees of freedom than each alone.
         share = covariance, min(effect.seeds.freedom for _, effect in group.values())
         variances.append((frozenset(group), share, all(effect.pooled for _, effect in group.values())))
     return variances

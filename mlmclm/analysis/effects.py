@@ -1,22 +1,22 @@
-"""The score of each model on each task: what its rule for the learning rate delivers, and what a fresh run would score.
+"""The score of each model on each task: of the runs that the rule for the learning rate picks, and of a fresh run.
 
 Two quantities are meant by "the score at the best learning rate", and both are estimated:
 
 - **What the procedure delivers**: the expected test score of the run, or mean of runs, that the rule picks. It is the plain mean of the
-  picked runs' test scores, and nothing is taken off: validation and test examples differ, so where the two scores of a run go together
-  over seeds, a run that is picked for its validation score is a better run. Only under `on_test` is it flattered by the test examples.
-- **A fresh run** at the chosen rate, for those who will train again. It is not picked for anything, so the luck of the choice is taken off.
+  picked runs' test scores, and nothing is subtracted for the choice. Validation and test examples differ, so where seeds' validation and test
+  scores are correlated, a run picked for its validation score is truly better. Only under `on_test` do the test examples bias it upwards.
+- **A fresh run** at the chosen rate, for those who will train again. Its score is not a reason for the choice, so a bias is subtracted.
 
-Both are about runs that learn: lost ones are put aside before the choice, and how many there are is another quantity, with a comparison
-of its own (`failed_runs`). But lost runs may have moved the choice, away from a rate at which most or all of them are lost by chance.
-So the error is at least the change of the score without these losses (`_moved`).
+Both are about runs that learn. Lost runs, which failed or diverged, are left out before the choice; their number is compared
+separately (`failed_runs`). But if most or all runs at a rate are lost by chance, another rate is chosen. So the error is at least
+the change of the score that these losses may have caused (`_moved`).
 
-Their noise is that of the seeds and of the choice: of the scores in simulated studies with the fitted noise, around a likely curve over
-learning rates (`Fit.likely`). The luck of the choice is the mean by which the picked runs are better there than their rates'
-means. The degrees of freedom are those of the variances of the rates that were taken (Satterthwaite).
+The error of both covers the seeds and the choice: it is the deviation of the scores in simulated studies with the fitted noise, around a
+likely curve over learning rates (`Fit.likely`). The bias is the mean by which the picked runs exceed their rates' means in these
+studies. The degrees of freedom are those of the variances at the chosen rates (Satterthwaite).
 
 The noise of the finite test set is added where the predictions are known (`Effect.score`, `contrasts.weighted_sum`). The part of it
-that differs between seeds is in both, so these intervals are a little too wide rather than too narrow.
+that differs between seeds is counted twice, so these intervals are a little too wide rather than too narrow.
 `benchmarks/calibration.py` measures what the resulting intervals cover.
 """
 
@@ -38,7 +38,7 @@ from mlmclm.results.metrics import Rule
 
 FOLDS = 100
 STUDIES = 4_000
-"""Simulated studies of each (model, task). All share one draw; that of 800 made all errors at five seeds 6 % too large by chance."""
+"""Number of simulated studies of each (model, task). All share the random draws; with 800, all errors at five seeds happened to be 6 % too large."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Effect:
     """The score of one model on one task at its chosen learning rate.
 
     Attributes:
-        seeds: the score that the procedure delivers with the noise of seeds and of the choice; its value is NaN without scores, and its
-            error if the noise of seeds is not known.
-        fresh: the same of a fresh run at the chosen rate.
+        seeds: the score that the procedure delivers, with the noise of seeds and of the choice. The value is NaN without scores; the
+            error is NaN if the noise of seeds is not known.
+        fresh: the same for a fresh run at the chosen rate.
         folds: the scores that each leave out one fold of the test examples, [G] (`fold_scores`); None if not known.
         chosen: the probability that each rate would be chosen by other seeds, [R].
         regret: how much the best rate is expected to score above the chosen one.
-        pooled: whether the error is based on the variance of all models on the task, over their seeds (`pooled_variances`) or over their
-            pretraining runs (`replicates`), so that the errors of two models are estimated as one.
+        pooled: whether the error is based on a variance that is pooled over all models on the task, over their seeds (`pooled_variances`)
+            or over their pretraining runs (`replicates`), so that two models' errors are one estimate.
         runs: the noise of pretraining runs that the error is based on; None if no model of the task has several.
         alike: correlation of the seeds' noise with that on other tasks which may have the same trainings (`shared_trainings`), by task.
     """
@@ -87,10 +87,10 @@ def fold_scores(score: Measure, rows: int, groups: Array | None = None, folds: i
     Folds depend on the examples alone, so two models that were tested on the same ones have the same folds.
 
     Args:
-        score: of the test examples, as a function of their weights [R, rows].
+        score: the score of the test examples, as a function of their weights [R, rows].
         rows: the number of examples, at least 2.
         groups: the number of each example's group, from 0, [rows]: examples that belong together are in one fold. There are at
-            least two groups; None if each example stands by itself.
+            least two groups; None if all examples are independent.
     """
     units = np.arange(rows) if groups is None else groups
     number = int(units.max()) + 1
@@ -109,7 +109,7 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     Args:
         fit: the noise of these runs.
         folds: see `Effect.folds`.
-        studies: the number of simulated ones.
+        studies: the number of simulated studies.
     """
     if not runs.present.any():
         return NO_EFFECT
@@ -131,10 +131,10 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     scores, targets = (np.where(counts, draw, 0.0).sum(axis=1) / counts.sum(axis=-1) for draw in (at, means[1][picks]))
     weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), picks.shape)
     chosen = np.bincount(picks.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
-    # Rates may be unequally noisy: the noise is that of those that were taken, around what the choice varies by.
+    # Rates may be unequally noisy, so the noise at the rates of simulated choices is scaled to that at the rates that were chosen.
     between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
     picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)
-    # Picked runs vary less than fresh ones, but the luck that is taken off is an estimate.
+    # Picked runs vary less than fresh ones, but the bias that is subtracted is an estimate, so here the noise is that of fresh runs.
     fresh_noise = float(noise @ taken) / len(seeds)
     freedom = freedom_of(fit, taken)
     error, fresh_error = (max(math.sqrt(between + noise), moved) for noise in (picked_noise, fresh_noise))
@@ -149,14 +149,14 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
 
 
 def _picked(runs: Runs, among: Array, rule: Rule) -> tuple[Array, Array, float]:
-    """Return the places of the rates that are chosen among some runs, [R, S], the seeds that have one, and their mean test score."""
+    """Return the indices of the rates that are chosen among some runs (a mask, [R, S]), the seeds that have one, and their mean test score."""
     picked, counts = choose(runs.validation, runs.test, among, rule, runs.settings)
     seeds = np.flatnonzero(counts)
     return picked[seeds], seeds, float(runs.test[picked[seeds], seeds].mean())
 
 
 def _moved(runs: Runs, rule: Rule, score: float) -> float:
-    """Return how much lost runs may have changed a score by moving the choice of its rate; this distance is noisy itself."""
+    """Return how much lost runs may have changed a score by moving the choice of its rate; the estimate is noisy."""
     distances = [0.0]
     if runs.learned.any():
         rates, _, best = _picked(runs, runs.learned, "mean" if rule == "per_seed" else rule)

@@ -28,7 +28,7 @@ class Extension:
 
     Attributes:
         added: those below the list, then those above it, the nearest first.
-        to_come: the most rates that may still be added; 0 at the end.
+        to_come: the largest number of rates that may still be added; 0 once the extension has ended.
     """
 
     added: tuple[float, ...]
@@ -47,8 +47,8 @@ def extension(
     """Return the rates that the scores so far add to the list of one (task, setting).
 
     Args:
-        models: for each model, its score by (learning rate, seed) on the split that chooses; None for a lost run, no entry if it
-            isn't there yet.
+        models: for each model, its score by (learning rate, seed) on the split that chooses; None for a run that diverged, failed or
+            has no score, and no entry for a run without a result.
         rates: the list.
         lower, higher: the rates that may be added below and above it, the nearest first.
         rule: how the best rate is chosen (`selection`).
@@ -73,11 +73,11 @@ def extension(
 def ends(
     scores: Mapping[tuple[float, Seed], float | None], tried: Collection[float], rule: Rule = "mean"
 ) -> frozenset[str]:
-    """Return the ends of the tried rates, of `LOWEST` and `HIGHEST`, at which a best rate lies; neither if only one was tried.
+    """Return at which ends of the tried rates, `LOWEST` or `HIGHEST`, a best rate lies; at neither if only one rate was tried.
 
     Args:
-        scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None for a lost run.
-        rule: under `per_seed`, each seed has a best rate; otherwise it is the highest mean of those that compete.
+        scores: by (learning rate, seed) on the split that chooses, of cells that may be chosen; None as for `extension`.
+        rule: under `per_seed`, each seed has a best rate; otherwise the best rate is the one with the highest mean that competes.
     """
     by_rate: dict[float, dict[Seed, float]] = {}
     lost = Counter(rate for (rate, _), score in scores.items() if score is None)

@@ -1,14 +1,14 @@
 """Failed runs, as opposed to noisy ones.
 
-A run failed if it isn't above the chance level where most runs are, or if it is below a gap: its distance to the best run at its
-rate is at least `LEAST_GAP`, and `GAP` times the spread of the runs that learn. Some rates are noisier than others, and a run
-far below the best is no failed one there. So the spread is that of the rate: at least that of the model's other runs at it, and
-the largest that the runs of all models at it allow, up to `NOISIEST` times the spread over all rates.
+A run failed if most of the model's runs are above the chance level and it is not, or if it is below a gap: its distance to the best
+run at its rate is at least `LEAST_GAP`, and at least `GAP` times the spread of the runs that learn. At a noisy rate, a run far below
+the best has not failed, so the spread is that of the rate. It is the larger of two: the spread of the model's other runs at the rate,
+and the largest that all models' runs at the rate allow, up to `NOISIEST` times the spread over all rates.
 
-A rate that is too high loses all its runs. That says nothing about how often a run fails at the other rates, so such rates are
-kept apart from those that lose a share of them (`_hopeless`).
+At a rate that is too high, all runs fail. That says nothing about how often runs fail at other rates, so such rates
+(`_hopeless`) are distinguished from those at which only some runs fail.
 
-Scores are those of runs that learn, and how often runs fail is compared by itself (`statistics.failure_counts`).
+Scores are those of runs that learn; how often runs fail is compared separately (`statistics.failure_counts`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
 GAP, LEAST_GAP = 5.0, 0.05
-"""Spreads, and points out of 1, below the best run at a rate from which on a run counts as failed."""
+"""Distances below the best run at a rate, in spreads and in score (of 1), that a run must both reach to count as failed."""
 NOISIEST = 4.0
-"""How many times noisier than all rates together one rate may be."""
+"""Upper limit of a rate's spread, as a multiple of the spread over all rates."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
 SHOWN = 0.001
-"""Level of the exact test from which on a model is shown to lose more runs at a rate than the others."""
+"""Level of the exact test, below which a model is shown to lose more runs at a rate than the others."""
 HOPELESS = 0.025
-"""Level of the exact test from which on a rate that lost all its runs loses every run."""
+"""Level of the exact test, below which it is no chance that all runs at a rate were lost: no run learns there."""
 
 
 def unlike(own: Array, total: Array) -> float:
-    """Return the two-sided p value of Fisher's exact test whether a model's runs are lost as often as the other models' runs.
+    """Return the two-sided p value of Fisher's exact test whether a model's runs are lost (fail or diverge) as often as other models'.
 
     Runs are compared within strata: on the same task at the same rate. Given how many runs are lost in a stratum, the number of lost
     runs of the model is hypergeometric there.
@@ -68,7 +68,7 @@ def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
         return runs.test[row, runs.learned[row]], int(runs.ran[row].sum())
 
     def moved(runs: Runs, other_runs: Runs, rate: float) -> float:
-        """Return a model's score at a rate by another's curve, moved by their mean difference at rates where both learn."""
+        """Return a model's predicted score at a rate: another model's, plus their mean difference at rates where both learn."""
         curves = [(at(runs, tried)[0], at(other_runs, tried)[0]) for tried in runs.rates]
         gaps = [float(first.mean() - second.mean()) for first, second in curves if len(first) and len(second)]
         return float(at(other_runs, rate)[0].mean()) + (float(np.mean(gaps)) if gaps else 0.0)
@@ -97,7 +97,7 @@ def with_unseen(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Runs]]:
 
 
 def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[str, Runs]:
-    """Return the runs of all models on one task, with those that failed.
+    """Return the runs of all models on one task, with `Runs.failed` and `Runs.hopeless` set.
 
     Args:
         chance: the task's chance level; NaN if it is not known.
@@ -110,10 +110,10 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
 
 
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the rates at which no run learns, and not by chance, [R], of the models that have any.
+    """Return for each model that has any the rates at which no run learns, and not by chance, [R].
 
     All runs at such a rate have diverged or failed, or score like failed ones. Few runs can all be lost by chance, so an exact test
-    compares them with the model's runs at other rates (`HOPELESS`); at a rate where no model's runs are spared, with those of all models.
+    compares them with the model's runs at other rates (`HOPELESS`). If no model learns at the rate, all models' runs are tested together.
     """
     scores_at: dict[float, list[float]] = {}
     for name, runs in models.items():
@@ -150,7 +150,7 @@ def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[s
 
 
 def _none_learned(runs: Runs, failed: Array) -> Array:
-    """Return the rates at which no run scores `LEAST_GAP` above those that have failed there, [R]; where none has, at which none has a score."""
+    """Return at which rates no run scores `LEAST_GAP` above the mean of the failed ones, [R], or, if none failed, no run has a score."""
     low = np.where(failed, runs.test, 0.0).sum(axis=1) / np.maximum(failed.sum(axis=1), 1)
     level = np.where(failed.any(axis=1), low + LEAST_GAP, -math.inf)
     return np.asarray(~(runs.present & ~failed & (runs.test >= level[:, None])).any(axis=1))
@@ -159,7 +159,7 @@ def _none_learned(runs: Runs, failed: Array) -> Array:
 def _far_below(
     models: Mapping[str, Runs], scores: Mapping[str, Array], failed: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Add to the failed runs those that are below a gap in these scores; all [R, S] by model."""
+    """Return `failed` together with the runs that are below a gap in these scores; all are [R, S], by model."""
     distances = {name: _below_best(np.where(failed[name], math.nan, values)) for name, values in scores.items()}
     of_all = _split(np.concatenate([np.zeros(0), *(values.ravel() for values in distances.values())]))
     splits = {name: _split(values, of_all.gap) for name, values in distances.items()}
@@ -177,7 +177,7 @@ def _far_below(
 
 
 def _at_chance(test: Array, chance: float) -> Array:
-    """Return which runs are not above chance; none where most are, for then the task is not learned and no run stands out."""
+    """Return which runs are not above chance; none if half of the runs or more are not, for then the task is not learned."""
     low = np.asarray(test <= chance)
     return low if 2 * low.sum() < np.isfinite(test).sum() else np.zeros(test.shape, bool)
 
@@ -190,16 +190,16 @@ def _below_best(scores: Array) -> Array:
 
 
 class _Split(NamedTuple):
-    """Runs in two groups: the smallest distance beyond the gap (infinite without a gap), and the spread of the runs before it."""
+    """A gap between runs: the smallest distance to the best beyond it (infinite without a gap), and the spread of the runs before it."""
 
     gap: float
     spread: float
 
 
 def _split(distances: Array, beyond: float = math.inf) -> _Split:
-    """Split all runs of a model where the most of them are beyond a gap.
+    """Split a model's distances at the gap beyond which the most of them lie, but at most half.
 
-    A model that lost more than half of its runs has no such gap, so that of all models is tried too.
+    If more than half of its runs failed, there is no such gap, so the gap of all models is tried too.
 
     Args:
         beyond: the smallest distance beyond the gap of all models.
@@ -215,7 +215,7 @@ def _split(distances: Array, beyond: float = math.inf) -> _Split:
 
 
 def _near(distances: Array, gap: float) -> Array:
-    """Return the distances before a gap. The best run at each rate has distance 0 by construction and says nothing."""
+    """Return the distances before a gap. The best run at each rate has distance 0 by construction, so it is left out."""
     return np.asarray(distances[(distances > 0) & (distances < gap)])
 
 

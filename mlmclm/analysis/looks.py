@@ -1,8 +1,8 @@
-"""Looking at one difference again and again as seeds are added, with at most 5 % of errors over all looks together.
+"""Repeated tests of one difference as seeds are added (interim looks), with at most 5 % of errors over all looks together.
 
 A t test after every few seeds errs in 13 to 22 % of studies of equal models. So the error is spent little by little, as O'Brien and
-Fleming's bounds do (Lan and DeMets 1983): hardly any of it on few seeds, nearly all of it at the last number. The looks need not be
-planned, but the last number of seeds must be. The bounds hold for Student's t, whose variance is estimated anew at each look: they
+Fleming's bounds do (Lan and DeMets 1983): hardly any of it on few seeds, nearly all of it at the final number. The looks need not be
+planned, but the final number of seeds must be. The bounds hold for Student's t, whose variance is estimated anew at each look: they
 are calibrated on simulated studies of two equal models.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 PATHS = 100_000
-"""Simulated studies of equal models that the bounds are from; the error over all looks is right to a thousandth."""
+"""Number of simulated studies of equal models that the bounds are computed from; so the error over all looks is accurate to 0.001."""
 Decision = Literal["better", "not better", "undecided"]
 
 
@@ -25,9 +25,9 @@ class Look(NamedTuple):
     """A look at the difference of two models.
 
     Attributes:
-        number: of seeds, or of pretraining runs where models have several.
+        number: the number of seeds, or of pretraining runs where models have several.
         difference: the first model's score minus the second's.
-        p: its two-sided p value; 1 where the noise is not known, or the lead is on tasks at chance, which decides nothing.
+        p: its two-sided p value. It is 1, which decides nothing, where the noise is not known or the lead is on tasks at chance.
     """
 
     number: int
@@ -36,14 +36,14 @@ class Look(NamedTuple):
 
 
 def decided(looks: Sequence[Look], most: int, level: float = 0.05) -> tuple[Decision, float]:
-    """Return what the looks so far decide, and the bound of the p value that decided, or that of the last look.
+    """Return the decision of the looks so far, and the bound of the p value that decided, or else that of the last look.
 
     The first look below its bound decides; later ones change nothing.
 
     Args:
         looks: with increasing numbers, at least one.
         most: the number at which the comparison ends.
-        level: share of comparisons of equal models that decide for one of them, at most.
+        level: the largest share of comparisons of equal models that may decide for one of them.
     """
     limits = bounds(tuple(look.number for look in looks), most, level)
     for look, limit in zip(looks, limits, strict=True):
@@ -63,7 +63,7 @@ def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[fl
 
     Args:
         numbers: of seeds at each look, increasing.
-        most: the last number; a look at more seeds has all of the error that is left.
+        most: the final number; a look at more seeds may spend all of the error that is left.
     """
     draw = np.random.default_rng(0)
     count, means, squares = 0, np.zeros((2, PATHS)), np.zeros((2, PATHS))
@@ -78,7 +78,7 @@ def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[fl
         ratio = np.diff(means, axis=0)[0] / np.sqrt(np.maximum(squares.sum(axis=0), 1e-300) / freedom * 2 / number)
         p = 2 * special.stdtr(freedom, -np.abs(ratio))
         budget, done = spent(number, most, level) - done, spent(number, most, level)
-        # The first look's p value is uniform, and later ones' are among the studies that go on.
+        # The first look's p value is uniform. Later bounds are quantiles of p among the simulated studies that go on.
         limit = float(np.partition(p[going], index)[index]) if (index := int(budget * PATHS)) and limits else budget
         limits.append(limit)
         going &= p >= limit

@@ -1,10 +1,10 @@
-"""Ranks of models that were tested on the same examples: which pairs differ, and the places that each model may have.
+"""Ranks of models that were tested on the same examples: which pairs differ, and the ranks that each model may have.
 
-Every two models are compared on the mean over tasks. A pair's variance is the mean over all pairs, of the jackknife over test examples
-(`effects.fold_scores`) and, where models have several seeds, of these; it is that of the analysis of variance of models and examples. Student's
-p value and interval are based on it, with Welch-Satterthwaite degrees of freedom, and Holm's method corrects p over all pairs. A model's rank
-is from 1 and those shown to be better to N less those shown to be worse: all ranks hold together at 95 % (as Al Mohamad, Goeman and
-van Zwet 2022). Resampled ranks near ties held in hardly any simulation.
+Every two models are compared on the mean over tasks. A pair's variance over test examples is the jackknife's (`effects.fold_scores`), averaged
+over all pairs, as in the analysis of variance of models and examples. Where models have several seeds, the variance of these is added. Student's
+p value and interval have Welch-Satterthwaite degrees of freedom, and Holm's method corrects p over all pairs. If B of
+N models are shown to be better than a model, and W worse, its rank is from 1 + B to N - W. All ranges hold together at 95 % (as Al Mohamad,
+Goeman and van Zwet 2022). Ranges of resampled ranks held in hardly any simulation with near ties.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TaskScores(NamedTuple):
     """The scores of all models on the examples of a task.
 
     Attributes:
-        scores: of each model, those of its seeds, [S, n]; numbers of seeds may differ.
-        groups: of examples that belong together, as for `fold_scores`.
+        scores: for each model, the scores of its seeds, [S, n]; models may differ in S.
+        groups: the groups of examples that belong together, as for `fold_scores`.
     """
 
     scores: Sequence[Array]
@@ -52,7 +52,7 @@ class RankedPair(NamedTuple):
 
 
 class RankedModels(NamedTuple):
-    """All models from the best mean on, all pairs, and the groups: runs of neighbours no two of which differ clearly."""
+    """All models from the best mean on, all pairs, and the groups: sequences of neighbours in rank of which no two differ clearly."""
 
     models: tuple[RankedModel, ...]
     pairs: tuple[RankedPair, ...]
@@ -99,11 +99,11 @@ def rank_range(model: str, models: int, clear: Set[tuple[str, str]]) -> tuple[in
 
 
 def level_runs(ranked: Sequence[str], clear: Set[tuple[str, str]]) -> list[list[str]]:
-    """Return the longest runs of neighbours, two or more, no two of which differ clearly.
+    """Return the longest sequences of two or more neighbours in rank of which no two differ clearly.
 
     Args:
-        ranked: from the best on.
-        clear: the pairs that do, the better one first.
+        ranked: the models, from the best on.
+        clear: the pairs that differ clearly, the better one first.
     """
     groups: list[list[str]] = []
     start = 0

@@ -26,7 +26,7 @@ class Runs:
         failed: [R, S], which of the scored runs failed (`failed_runs`).
         seeds: [S]; empty if they are not known.
         diverged, unread: [R, S], which runs have diverged, and which others have no score; None if none has.
-        settings: [R], the number of each rate's setting, where one is chosen among several with the rate
+        settings: [R], the number of each rate's setting, where a setting is chosen together with the rate
             (`selection.with_settings`); otherwise None.
         hopeless: [R], the rates at which no run learns, and not by chance (`failed_runs`); None if there are none.
         unseen: [R], the score that the model may have at rates at which it lost all runs, maybe by chance (`failed_runs.with_unseen`); NaN at others.
@@ -67,7 +67,7 @@ class Runs:
     def counting(self, rule: Rule) -> Array:
         """Return the runs among which a rate is chosen, [R, S]: those that learned, or all where none did.
 
-        Where seeds choose together, it is at the rates that compete.
+        Unless each seed chooses for itself (`per_seed`), only runs at rates that compete count.
         """
         learned = self.learned if self.learned.any() else self.present
         if rule == "per_seed":

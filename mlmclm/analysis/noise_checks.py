@@ -1,7 +1,7 @@
 """Checks of the intervals' assumptions: seeds are independent over tasks, and the noise is normal and alike for all models.
 
-Residuals are the runs' test scores less the mean of their model, task and learning rate, in fitted deviations (`seed_noise`); runs
-that failed are left out.
+Residuals are the runs' test scores minus the mean of their model, task and learning rate, divided by the fitted standard deviation
+(`seed_noise`); runs that failed are left out.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ def _residuals(runs: Runs, fit: Fit) -> Iterator[float]:
     for row, learned in enumerate(runs.learned):
         scores = runs.test[row, learned]
         if len(scores) > 1 and usual > 0:
-            # A variance that stands for itself would hide the run that is far off.
+            # A variance that is not pooled (`pooled_variances`) would hide the outlier that made it large.
             scale = usual if fit.degrees[row] < len(scores) else fit.deviations[1][row]
             yield from ((scores - scores.mean()) / (scale * math.sqrt(1 - 1 / len(scores)))).tolist()

@@ -4,13 +4,13 @@
 that exist.
 
 - **Right or wrong answers**, each example by itself: McNemar's test with mid-p (Fagerland, Lydersen and Laake 2013), and
-  Tango's (1998) score interval, which there is for perfect models too. Where the two disagree about 0, the interval's
-  critical value is that at which they agree.
+  Tango's (1998) score interval, which exists for perfect models too. Where test and interval disagree about a difference
+  of 0, the interval's critical value is replaced by the one at which they agree.
 - **Any other score, and examples in groups**: Student's interval and test with the jackknife over folds of the examples
-  (`effects.fold_scores`). Of a mean over up to 100 examples they are those of the paired t test. Examples of a group, such as questions
-  on one passage, are in one fold, so that other groups are what the interval covers.
+  (`effects.fold_scores`). For a mean over up to 100 examples they equal those of the paired t test. Examples of a group, such as questions
+  on one passage, are in one fold, so the interval covers the choice of groups.
 - **Seeds.** A side is one cell, or several cells with different seeds; its score is the mean over them. Both sides have
-  the same seeds. Neither interval nor test knows what other seeds would give.
+  the same seeds. Neither interval nor test covers other seeds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PairedComparison:
     metric: str
     examples: int
     groups: int | None
-    """The number of groups of examples that belong together; None if each stands by itself."""
+    """The number of groups of examples that belong together; None if all examples are independent."""
     seeds: int
     first: float
     second: float
@@ -59,7 +59,7 @@ class PairedComparison:
     test: str
     """`mcnemar` or `t`."""
     equal_seeds: bool
-    """Whether the seeds of a side, if it has several, give equal scores, so that their noise is not known."""
+    """Whether a side has several seeds with equal scores, so that the noise of seeds is not known."""
     only_first: int | None
     only_second: int | None
     """Counts of McNemar's test: the examples that only this side has right; None for the other test."""
@@ -97,7 +97,7 @@ def compare_sides(
     once = np.ones((1, rows))
     scores = [float(side(once)[0]) for side in (one, other)]
     discordant = _discordant(one, other)
-    # Answers of a group are not independent; without any difference, each group counts as one of them.
+    # Answers of a group are not independent, so McNemar's test is used only if no answer differs, and then counts groups.
     if groups is not None:
         discordant = (0, 0, units) if discordant and not any(discordant[:2]) else None
     if discordant is None:
@@ -154,7 +154,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def paired_interval(only_first: int, only_second: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of the difference of two shares of right answers on the same examples: Tango's, in step with `mcnemar`.
+    """Return the interval of the difference of two shares of right answers on the same examples: Tango's, adjusted to agree with `mcnemar`.
 
     Args:
         only_first, only_second: the examples that one side alone has right.
@@ -170,7 +170,7 @@ def paired_interval(only_first: int, only_second: int, total: int, *, confidence
         # The statistic falls with the difference and is 0 at the observed one.
         if abs(_score(limit, only_first, only_second, total)) <= critical:
             return limit
-        # Only signs count here: at its limits the statistic is infinite.
+        # Bisection needs only signs; at its limits the statistic is infinite.
         return float(
             optimize.bisect(lambda at: _score(at, only_first, only_second, total) - wanted, *sorted((centre, limit)))
         )
@@ -179,7 +179,7 @@ def paired_interval(only_first: int, only_second: int, total: int, *, confidence
 
 
 def _score(difference: float, only_first: int, only_second: int, total: int) -> float:
-    """Return Tango's score statistic of a difference, standard normal where it is true; infinite where it is impossible."""
+    """Return Tango's score statistic of a difference: standard normal if it is the true one, infinite if it is impossible."""
     above = only_first - only_second - total * difference
     linear = -only_first - only_second + (2 * total - only_first + only_second) * difference
     # The restricted maximum likelihood estimate of the share that the second side alone has right.
@@ -200,12 +200,12 @@ def compare_with_seeds(
 ) -> dict[str, Any]:
     """Compare two sides without a choice of learning rate, with the noise of seeds and of examples in one interval.
 
-    The variance is that of the mean over each side's seeds, and the jackknife's over examples, which both sides share.
+    The variance is the sum of two: of each side's mean over seeds, and the jackknife's over the examples, which both sides share.
 
     Args:
         first, second: the score of each seed, at least two on a side.
         rows: the number of examples.
-        groups: of examples that belong together, as for `fold_scores`.
+        groups: the groups of examples that belong together, as for `fold_scores`.
 
     Returns:
         The fields of `PairedComparison` that do not depend on a test over examples, and what the interval `covers`. Where a side
@@ -246,7 +246,7 @@ def mean_over_seeds(seeds: Sequence[Measure]) -> Measure:
 
 
 def _discordant(one: Measure, other: Measure) -> tuple[int, int, int] | None:
-    """Count the examples that only one side has right, and all; None if they aren't right or wrong."""
+    """Count the examples that only the first side has right, those that only the second has, and all; None if scores aren't 0 or 1."""
     if not isinstance(one, WeightedMean) or not isinstance(other, WeightedMean):
         return None
     first, second = (side.values[~np.isnan(one.values)] for side in (one, other))

@@ -1,10 +1,10 @@
 """The differences that a planned grid can find, and the seeds that a difference takes on each task, before cells are run.
 
 Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`): the deviation of one run's
-score over seeds, the deviation that the finite test set adds to a difference of two models, and, of studies with several
-pretraining runs of a model, the deviation between these. Without it, what is said is about single pretraining runs. A planned study
-has equal models with this noise, and the degrees of freedom that its seeds and learning rates will give. A difference counts as found at the
-first step of the correction (`power.smallest_differences`).
+score over seeds, the deviation that the finite test set adds to a difference of two models, and, in studies with several
+pretraining runs of a model, the deviation between these runs. Without the last, all statements are about single pretraining runs. The models
+of a planned study are assumed to be equal and to have this noise, with the degrees of freedom that its seeds and learning rates will give. A
+difference counts as found if the first step of the correction for several tests finds it (`power.smallest_differences`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class TaskNoise:
         seeds: standard deviation of a model's score from one seed; that from n seeds is smaller by sqrt(n).
         test_set: standard deviation that the finite test set adds to the difference of two models; 0 if it is not known.
         pretraining: standard deviation that pretraining runs add to a model's score; None if it is not known.
-        together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that no mean over
-            tasks is said to be more precise than it is.
-        freedom: degrees of freedom of a model's variance for each seed beyond the first; None if noise is alike at all rates and for all
-            models, which then give one each.
+        together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that the precision of a
+            mean over tasks is not overstated.
+        freedom: degrees of freedom of a model's variance for each seed beyond the first; None if noise is the same at all rates and for
+            all models, so that each rate of each model gives one.
         alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
-        runs, models: number of runs that this is from, and of their models; 0 if it is stated.
+        runs, models: number of runs that the noise is estimated from, and of their models; 0 if it is stated.
     """
 
     seeds: float
@@ -54,8 +54,8 @@ class TaskNoise:
 def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[str, TaskNoise]:
     """Return the noise of each task for which a study's results show any, of some models (all by default).
 
-    The variance of a seed is the mean over models of that of the whole procedure (`effects`), which has the noise of the choice and of lost
-    runs too. It falls with the number of seeds, except where rates that are level with each other have different scores.
+    The variance of a seed is the mean over models of the variance of the whole procedure (`effects`), which includes the noise of the choice and
+    of lost runs. It falls with the number of seeds, except where rates that are equally good on validation have different test scores.
     """
     by_task = {}
     counted = [run for run in analysis.models if models is None or run in models]
@@ -85,7 +85,7 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
 def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str, float], float]:
     """Return the deviation that pretraining runs add to a model's score by task, and its correlation over tasks.
 
-    It is what runs vary by beside their fine-tuning seeds; tasks on which no model has several runs are left out. The correlation
+    The deviation does not include that of fine-tuning seeds; tasks on which no model has several runs are left out. The correlation
     is 1 if it is not known.
 
     Args:
@@ -148,7 +148,7 @@ def planned_effects(
         seeds, rates: numbers of seeds and learning rates.
     """
     effects = {}
-    # Each model moves a fold of its own, so that the difference of any two has the variance of the test set.
+    # Each model deviates in a different fold, so that the difference of any two has the variance of the test set.
     count = max(FOLDS, len(models))
     for task, task_noise in noise.items():
         freedom = (rates * len(models) if task_noise.freedom is None else task_noise.freedom) * (seeds - 1)
@@ -167,7 +167,7 @@ def over_planned_runs(
     """Return the scores of models over several pretraining runs each, given those of single runs.
 
     Args:
-        noise: of all tasks, with that of pretraining.
+        noise: the noise of all tasks; that of pretraining must be known.
     """
     tasks = list(noise)
     added = np.asarray([task_noise.pretraining for task_noise in noise.values()], dtype=np.float64)
@@ -196,11 +196,11 @@ class PlannedPower:
 
     Attributes:
         needed: the number of seeds that a difference takes, by task with known noise; None if the test set is too small, the
-            pretraining runs are too few, or it is over `power.MOST`.
+            pretraining runs are too few, or more than `power.MOST` seeds are needed.
         floors: the smallest difference that any number of seeds and runs finds, by task with known noise.
         smallest: the smallest difference that the planned study finds, by task and for the mean over tasks.
         runs: the pretraining runs of each model.
-        runs_needed: how many of them the difference takes, by task; None as for `needed`. Empty for single runs.
+        runs_needed: how many pretraining runs the difference takes, by task; None as for `needed`. Empty for single runs.
     """
 
     needed: Mapping[str, int | None]
@@ -220,13 +220,13 @@ def planned_power(
     *,
     runs: int = 1,
 ) -> PlannedPower:
-    """Say what a planned study of at least two models will be able to find with a power of `POWER`.
+    """Return the differences that a planned study of at least two models will be able to find with a power of `POWER`.
 
     Args:
-        noise: of the tasks for which it is known.
+        noise: the noise of the tasks for which it is known.
         families: the family of each task, by task name.
         seeds, rates: numbers of seeds and learning rates.
-        difference: to find on each task, as a fraction of 1.
+        difference: the difference to find on each task, as a fraction of 1.
         runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
     single = planned_effects(noise, seeds, rates, models)

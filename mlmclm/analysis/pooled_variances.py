@@ -1,9 +1,9 @@
-"""Variances of single learning rates, which are based on few seeds, pooled with those of like runs.
+"""Variances of single learning rates, which are based on few seeds, pooled with those of similar runs.
 
 A few seeds say little about a variance. So the variances of a task are pooled over its models and learning rates, unless a test shows
 that models, or rates, differ: Bartlett's (1937), whose statistics are added over the tasks of the study. Where both differ, a variance is
-a factor of the model times one of the rate. A single variance that an F test shows to be larger than that stands for itself: the rate
-may be the best, and would make the others seem noisier.
+a factor of the model times one of the rate. A single variance that an F test shows to be larger than the pooled one is not pooled: its
+rate may be the best, and would make the others seem noisier.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mlmclm.results.measures import Array
 UNEQUAL = 0.05
 """Level of the test from which on the variances of models, or of rates, count as unequal."""
 NOISIER = 0.995
-"""Level of the F test from which on a single variance stands for itself; those that do so by chance would make the others too small."""
+"""Level of the F test from which on a single variance is not pooled; it is high, as leaving out variances by chance makes the others too small."""
 ROUNDS = 20
-"""Steps that find the factors of models and rates."""
+"""Number of iterations that find the factors of models and rates."""
 
 
 class Variances(NamedTuple):
@@ -54,7 +54,7 @@ def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
     """Return Bartlett's statistic of groups, and its degrees of freedom.
 
     Args:
-        squares: sums of squares, [groups]; a group of equal values says nothing.
+        squares: sums of squares, [groups]; a group of equal values is left out.
         freedom: their degrees of freedom.
     """
     use = (freedom > 0) & (squares > 0)

@@ -29,14 +29,14 @@ def smallest_difference(error: float, freedom: float, level: float, power: float
         freedom: its degrees of freedom.
 
     Returns:
-        NaN if the error is not known, or is based on so few degrees of freedom that no difference can be said to be found.
+        The difference; NaN if the error is not known, or has so few degrees of freedom that the difference is too large to compute.
     """
     return error * _smallest_shift(freedom, level, power) if not math.isnan(error) else NAN
 
 
 @lru_cache(1024)
 def _smallest_shift(freedom: float, level: float, power: float) -> float:
-    """Return `smallest_difference` in standard errors; models whose noise is pooled have one for all pairs."""
+    """Return `smallest_difference` in standard errors; cached, as it is the same for all pairs of models whose noise is pooled."""
     critical = float(special.stdtrit(freedom, 1 - level / 2))
 
     def missed(shift: float) -> float:
@@ -52,9 +52,9 @@ def _smallest_shift(freedom: float, level: float, power: float) -> float:
 def smallest_differences(
     effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95
 ) -> dict[str, float]:
-    """Return the smallest true difference found with `POWER` by task, and for the mean over tasks, for a typical pair of models.
+    """Return the smallest true difference found with `POWER`, by task and for the mean over tasks: the median over pairs of models.
 
-    It is that of the test at the first step of the correction, and NaN where the noise is not known.
+    It is for a test at the level of the first step of the correction (`holm_level`), and NaN where the noise is not known.
     """
     smallest = {}
     for kind, scope, tasks in scopes(families):
@@ -72,20 +72,20 @@ def smallest_differences(
 
 
 Obstacle = Literal["noise", "test sets", "pretraining", "seeds"]
-"""Why no number of seeds would do: the noise of seeds is not known, the test sets' noise alone is too large, or that of
-pretraining runs with it, or seeds need more than `MOST`."""
+"""Why no number of seeds suffices: the noise of seeds is not known, the test sets' noise alone is too large, the test sets' and
+pretraining runs' noise together is too large, or more than `MOST` seeds are needed."""
 Shares = Sequence[tuple[float, float]]
 """Variances with their degrees of freedom."""
 
 
 def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, power: float = POWER) -> int | Obstacle:
-    """Return the seeds that each learning rate needs for a true value to be found, or why no number of seeds would do.
+    """Return the seeds that each learning rate needs for a true value to be found, or why no number of seeds suffices.
 
-    The variance of seeds falls with their number. What pretraining runs add beside it stays, as do the test sets' variances.
+    The variance of seeds falls with their number. The variances that pretraining runs and test sets add stay the same.
 
     Args:
         value: the true value of the contrast.
-        now: the number of seeds that it is from.
+        now: the number of seeds that the contrast is from.
         level: of the two-sided test.
         power: the probability with which the value is to be found.
     """
@@ -132,7 +132,7 @@ def _rounds(
 
 
 def examples_for(value: float, contrast: Contrast, level: float) -> float:
-    """Return how many times as many test examples a true value needs at the least, with any number of seeds and runs.
+    """Return the factor by which test sets must at least grow for a true value to be found, with any number of seeds and runs.
 
     The test sets' variance falls with their size. The power is `POWER`, and NaN is returned if the noise is not known.
 

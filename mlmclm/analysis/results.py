@@ -17,11 +17,11 @@ from mlmclm.seeds import STREAMS, Seed, Seeds, read_seed
 
 Record = dict[str, Any]
 Pairs = Mapping[tuple[str, str], Sequence[Record]]
-"""The cells of each (model, task), rows of a table of cells by increasing learning rate and seed."""
+"""The cells of each (model, task): rows of `results_table` by increasing learning rate and seed."""
 
 
 def columns(*runs: str) -> dict[str, str]:
-    """Return the type of each column of a table, from runs such as "int64: steps tokens", in the columns' order."""
+    """Return the type of each column of a table, given texts such as "int64: steps tokens", in the columns' order."""
     parts = [run.partition(":") for run in runs]
     return {name: kind for kind, _, names in parts for name in names.split()}
 
@@ -50,16 +50,16 @@ class Grid:
     tasks: tuple[str, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[Seed, ...]
-    """Combinations of the streams' seeds if these vary independently."""
+    """Numbers, or combinations of the streams' seeds (head, order, dropout) if these vary independently."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Grid points of the protocol's other settings by task, in order; a single empty string if nothing else varies."""
     added: Mapping[tuple[str, str, str], tuple[float, ...]] = field(default_factory=dict)
     """(model, task, setting) -> the rates that a grid that extends itself has added (`extension`); the same for all models of a sweep."""
     grows: bool = False
-    """Whether results may add learning rates; they do once those of all models are there."""
+    """Whether results may add learning rates, which they do once all models have their results."""
 
     def rates_of(self, model: str, task: str, setting: str) -> tuple[float, ...]:
-        """Return the learning rates of a model on a task at a grid point, in the order in which they are asked for."""
+        """Return the learning rates of a model on a task at a grid point, in the order in which they are requested."""
         return (*self.learning_rates, *self.added.get((model, task, setting), ()))
 
     def settings_of(self, task: str) -> tuple[str, ...]:

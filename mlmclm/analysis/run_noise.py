@@ -1,8 +1,8 @@
 """The noise of pretraining runs: the variance of a model's mean over its runs, on one task or over several.
 
 A pretraining run moves its scores on all tasks together. So the variance of a mean over tasks is that of the runs' own means over
-these tasks, pooled over the models, each around its own mean. With as many runs of each model it is the mean square between runs
-of an analysis of variance of tasks and of runs, which are nested in models.
+these tasks, pooled over the models, each around its own mean. If all models have equally many runs, it is the mean square between
+runs of an analysis of variance of tasks and of runs, which are nested in models.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class RunNoise:
     """The noise of pretraining runs on a task, and how much of it is in a model's mean.
 
     Attributes:
-        root: one column, [Q], of a matrix G with a column for each task, so that G'G is the covariance of a run's scores.
+        root: one column, [Q], of a matrix G with a column for each task, so that G'G is the covariance over tasks of a run's scores.
         freedom: degrees of freedom of the variance.
         number: the runs that the model's mean is over.
         within: the variance that fine-tuning seeds add to this mean, and its degrees of freedom; NaN if it is not known.
-        typical: the variance that they add to a run, on average over the models that have several.
+        typical: the variance that fine-tuning seeds add to one run's score, on average over the models with several runs.
     """
 
     root: Array
@@ -46,7 +46,7 @@ def root_of(scores: Array, models: Array) -> tuple[Array, float]:
     """Return `RunNoise.root` and its degrees of freedom, given the runs of all models on a task.
 
     Args:
-        scores: of the runs, [R], in the same order on each task; NaN for a run without a score, which shows nothing.
+        scores: of the runs, [R], in the same order on each task; NaN for a run without a score, which is left out.
         models: the model that each is a run of, as a number, [R].
     """
     scored = np.isfinite(scores)
@@ -61,7 +61,7 @@ class SumNoise(NamedTuple):
 
     Attributes:
         variance, freedom: of the sum, and its degrees of freedom; the variance is NaN if it is not known.
-        pooled: whether the variance is that between the runs of all models, and not what the seeds of its own are known to add.
+        pooled: whether the variance is based on the runs of all models, and not only on what this model's seeds are known to add.
     """
 
     variance: float
@@ -72,12 +72,12 @@ class SumNoise(NamedTuple):
 def noise_of_sum(parts: Sequence[tuple[float, RunNoise]]) -> SumNoise:
     """Return the noise of a weighted sum of a model's means over its runs.
 
-    Few runs can agree by accident, so the variance is never below what their seeds are known to add. Only these few runs show that it
-    is no larger, so the degrees of freedom are theirs. A model of one run may be noisier than those that it borrows from, so its
-    variance is never below the sum of what pretraining adds to theirs and of what its own seeds add.
+    Few runs can agree by accident, so the variance is never below what their seeds are known to add. That it is no larger is shown by
+    these few runs only, so it has no more degrees of freedom than they have. A model with one run may be noisier than those whose
+    variance it borrows, so its variance is at least the sum of what pretraining adds to theirs and of what its own seeds add.
 
     Args:
-        parts: what a task counts, and the noise there.
+        parts: the weight of each task, and the noise on it.
     """
     root = np.asarray(sum(weight * noise.root for weight, noise in parts))
     between = float((root**2).sum()) / min(noise.number for _, noise in parts)

@@ -1,11 +1,11 @@
 """The noise of fine-tuning seeds in the scores of one task, fitted per model.
 
 **Model.** Scores of runs that learn are normal, with a mean and a standard deviation for each rate and split, one correlation of
-validation and test score, and one correlation of the runs of a seed at different rates. Runs that failed or diverged are put aside
+validation and test score, and one correlation of the runs of a seed at different rates. Runs that failed or diverged are left out
 (`failed_runs`).
 
 **Variances** of single rates are based on few seeds, so they are pooled over the models and rates of a task unless a test over all tasks shows
-them to be unequal (`pooled_variances`). How much the runs of a seed have in common is estimated over all tasks too.
+them to be unequal (`pooled_variances`). The correlation of a seed's runs at different rates is estimated over all tasks too.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class Fit:
 
     def between(self, keep: Array) -> tuple[float, float]:
         """Return the variance between the mean test scores of some rates, given by a mask, and the part that seeds' noise adds."""
-        # The noise that a seed's runs share moves all means alike.
+        # Noise that a seed's runs share moves all means equally, so it adds nothing.
         noise = (1 - self.shared) * (self.deviations[1, keep] ** 2 / self.present.sum(axis=1)[keep]).mean()
         return float(self.means[1, keep].var(ddof=1)), float(noise)
 
     @property
     def likely(self) -> Array:
-        """Mean scores of the rates whose variance is what is left, corrected for the seeds' noise, [2, R] (Louis 1984).
+        """Mean scores of the rates, shrunk so that their variance no longer includes the part that seeds' noise adds, [2, R] (Louis 1984).
 
-        The best of several means is higher than the best rate's, and the means themselves differ more than the rates do. What validation
-        and test scores have in common, half their sum, is corrected apart from that in which they differ.
+        The highest of several observed means is above the best rate's true mean, and observed means differ more than true ones. Half the sum
+        of validation and test scores and half their difference are shrunk separately.
         """
         validation, test = self.shrunk(1.0) - (centre := self.shrunk(0.0))
         twice_covariance = 2 * self.correlation * self.deviations.prod(axis=0)
@@ -92,7 +92,7 @@ class Fit:
         return np.asarray(centre + np.stack((shrunken[0] + shrunken[1], shrunken[0] - shrunken[1])))
 
     def shrunk(self, by: Array | float) -> Array:
-        """Return the mean scores, [2, R], shrunk to their mean by factors, [2, 1]."""
+        """Return the mean scores, [2, R], shrunk towards their mean over rates by factors, [2, 1]."""
         centre = self.means[:, self.scored].mean(axis=1, keepdims=True)
         return np.asarray(centre + by * (self.means - centre))
 
@@ -108,7 +108,7 @@ class Fit:
 
 
 def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
-    """Fit the noise of all models on some tasks, over which is estimated how alike it is."""
+    """Fit the noise of all models on some tasks; whether variances are equal, and a seed's correlation over rates, are those of all tasks."""
     moments = [{name: _moments(runs) for name, runs in models.items()} for models in tasks]
     rates = [sorted({rate for runs in models.values() for rate in runs.rates}) for models in tasks]
     splits = [_placed(*parts) for parts in zip(tasks, moments, rates, strict=True)]
@@ -187,7 +187,7 @@ def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: f
     """Fit the noise of one model, given the pooled variances, [R], of validation and test scores."""
     means, _, freedom = moments
     learned = runs.learned
-    # Seeds with equal scores show no noise, so a model of which all are equal, as a perfect one, counts as noisy as the others.
+    # Equal scores show no noise, so a model whose scores are all equal, such as a perfect one, counts as noisy as the others.
     known = bool((freedom[1] > 0).any() and np.nansum(variances[1].values) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))

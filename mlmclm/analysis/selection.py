@@ -14,11 +14,11 @@ There are three rules. All report test scores, and the first two select on valid
 Special cases:
 
 - **Ties** (means within 1e-12) go to the smaller rate.
-- **Lost runs.** Runs that diverged, failed (`failed_runs`) or have no score are put aside before the choice: the score is that of runs that
-  learn. A rate at which more than half are lost does not compete, unless all do so badly (`simulated_choices.competes`). If every cell is lost
-  there is no best rate, and the table says so. Cells that were not run yet are not lost: the mean is over those that are there.
+- **Lost runs.** Runs that diverged, failed (`failed_runs`) or have no score are left out before the choice: the score is that of runs that
+  learn. A rate at which more than half are lost does not compete, unless no rate loses fewer (`simulated_choices.competes`). If every cell is
+  lost there is no best rate, and the table says so. Cells that were not run yet are not lost: the mean is over those that have a result.
 - **Settings.** If a grid varies other settings too (weight decay, epochs), the best setting of each (model, task) is that of
-  the best of all its settings and rates. Under `per_seed`, it is the one with the most scored seeds, then the one with the highest
+  the best combination of setting and rate. Under `per_seed`, it is the one with the most scored seeds, then the one with the highest
   mean validation score at the seeds' own rates. Ties go to the earlier one in the grid. All further tables describe this
   setting; cells of the others appear only in the table of results.
 - **Edges.** A best rate that is the lowest or highest one tried may not be the optimum; `edge` says so, unless a rate
@@ -106,11 +106,11 @@ def of_both_splits(cells: Sequence[Record], limits: tuple[float, float], confide
 
 
 def with_settings(pairs: Pairs, grid: Grid) -> Pairs:
-    """Return the cells with each setting's learning rates as rates of their own, which follow those of earlier settings.
+    """Return the cells with a number added to each setting's learning rates, so that settings don't share rates.
 
-    A setting is chosen with its rate, on the same scores, so a choice among all of them is the one that intervals are for.
+    Setting and rate are chosen together, on the same scores, so intervals must cover the choice among all combinations.
     Settings are numbered in the grid's order; those that the grid no longer has follow. Where no (model, task) has several
-    settings, it is the cells themselves.
+    settings, the cells are returned unchanged.
     """
     if all(len({cell["setting"] for cell in group}) == 1 for group in pairs.values()):
         return pairs
@@ -140,7 +140,7 @@ def picked_cells(group: Sequence[Record], rule: Rule, runs: Runs | None = None) 
     """Return the cells of one (model, task) at the chosen learning rates that count, one per seed, in the order of the seeds.
 
     Args:
-        runs: those of the cells, with those that failed; by default none did.
+        runs: the cells as arrays, with failed runs marked; by default none has failed.
     """
     if not group:
         return []
@@ -179,18 +179,18 @@ def best_table(
     that count, `diverged` and `missing` seeds at that rate (`per_seed`: seeds without any score), the mean of validation,
     the mean and standard deviation of test, and `note`.
 
-    `score` is what the procedure delivers: the mean of test of those runs that learn, and `score_low` and `score_high` are its interval.
-    `fresh` is the score of a fresh run at the chosen rate, with its own (`effects.effect`); both intervals hold the noise of the choice.
+    `score` is what the procedure delivers: the mean test score of the chosen runs that learn, with its interval `score_low` to `score_high`.
+    `fresh` is the score of a fresh run at the chosen rate, with its interval (`effects.effect`). Both intervals cover the noise of the choice.
     `p_chosen` is the probability that other seeds would choose the same rate, on average over seeds under
     `per_seed`, and `regret` how much higher the best rate is expected to score.
 
     `chance` is the task's chance level, and `above_chance` says whether the score is above it (`chance.above_chance`).
-    `constant` is the number of seeds that predict the same for every test example. `final` is False if cells of the
-    (model, task) are still to be run, which may change the choice, or cells of any model on a task whose grid grows.
+    `constant` is the number of seeds that predict the same for every test example. `final` is False if the choice may still
+    change: cells of the (model, task) are still to be run, or cells of any model on a task whose grid grows.
 
     Args:
-        pairs, runs: the cells, and the same as arrays, with those that failed.
-        picked_of: those at the chosen rates (`picked_cells`).
+        pairs, runs: the cells, and the same as arrays, with failed runs marked.
+        picked_of: the cells at the chosen rates (`picked_cells`).
         constant: whether a cell is that of a run that predicts the same for every test example.
         effects: the scores; those of absent pairs are NaN.
         not_run: number of the grid's cells without a result, by (model, task).
@@ -287,7 +287,7 @@ def _edge(runs: Runs, rule: Rule) -> str:
 
 
 def _tie(runs: Runs | None, taken: set[float], rule: Rule) -> Iterator[str]:
-    """Say which other rates have the same mean as the chosen one on the split that chooses; the lowest is taken."""
+    """Yield a note if other rates have the same mean as the chosen one on the split that chooses; the lowest is taken."""
     if runs is None or rule == "per_seed" or not taken:
         return
     means = rate_means(runs.test if rule == "on_test" else runs.validation, runs.counting(rule))

@@ -25,7 +25,7 @@ NOISES = 64
 LEAST_SHOWN = 0.16
 """Quantile of the F ratio of equal means: means that are even closer do not lower the upper limit any further."""
 LARGE = 1_000.0
-"""Noncentrality from which on the approximation of its distribution function is right to a thousandth."""
+"""Noncentrality from which on the approximation of the chi-square distribution function is accurate to 0.001."""
 
 NAMES = (
     "sd_rates",
@@ -106,8 +106,8 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
 
     Given the true noise, the sum of squares of the estimated means is noncentral chi-square; given the estimated noise, the
     true one is scaled inverse chi-square. The limits are quantiles over both (a generalised interval, Weerahandi 1993). The
-    lower limit is 0 exactly where an F test does not reject equal means. Means that happen to be closer than their noise show no
-    more than that they are close, so the upper limit is at least that of a ratio which equal means exceed in 84 % of cases (a
+    lower limit is 0 exactly where an F test does not reject equal means. Means can by chance be closer than their noise makes equal
+    means, so the upper limit is at least that of a ratio which equal means exceed in 84 % of cases (a
     power-constrained limit, Cowan et al., arXiv 1105.3166).
 
     Args:

@@ -1,7 +1,7 @@
 """Differences in how results that are compared were computed: settings of the protocol, engine, backend and device.
 
-Models of a study may be fine-tuned with settings of their own, and cells on different machines. A difference of scores then
-holds the effect of these too, so they are reported wherever such results are compared.
+Models of a study may be fine-tuned with different settings, and their cells may run on different machines. A difference of scores
+then includes the effect of these too, so they are reported wherever such results are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SetupDifference:
 
     @property
     def apart(self) -> bool:
-        """Whether the sides differ in it, rather than all having the same several values."""
+        """Whether the sides differ from each other, rather than all having the same several values."""
         return len(set(self.values.values())) > 1
 
     @property

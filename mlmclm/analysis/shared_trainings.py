@@ -19,7 +19,7 @@ from mlmclm.results.measures import Array
 from mlmclm.seeds import Seeds
 
 FEWEST = 6
-"""Degrees of freedom from which a correlation is estimated; with fewer, scores of one training count as one score."""
+"""Degrees of freedom from which on a correlation is estimated; with fewer, it is taken to be 1."""
 
 
 def tasks_by_training(results: Iterable[Record]) -> list[frozenset[str]]:
@@ -46,7 +46,7 @@ def seed_correlations(
 ) -> dict[str, dict[str, float]]:
     """Return the correlation over seeds of the test scores of tasks that share a training: task -> other task -> at least 0.
 
-    It is one for each group of tasks, over all models and learning rates: of deviations from the mean over seeds.
+    Each group of tasks has one correlation, over all models and learning rates, of the scores' deviations from their means over seeds.
 
     Args:
         runs: by (model, task).
@@ -62,7 +62,7 @@ def seed_correlations(
             if one < other and (model, one) in runs and (model, other) in runs
             for part in deviations(runs[model, one], runs[model, other])
         ]
-        # Each run is in as many pairs as there are other tasks, and shows its seed's luck once.
+        # Each run is in as many pairs as there are other tasks, but is one observation of its seed's luck.
         freedom = sum(len(first) - 1 for first, _ in parts) / max(1, len(pairs) / 2)
         correlation = _correlation(parts) if freedom >= FEWEST else 1.0
         for one, other in pairs:
@@ -71,9 +71,9 @@ def seed_correlations(
 
 
 def in_common(one: Sequence[Record], other: Sequence[Record], shared: float) -> float:
-    """Return the correlation of two tasks' means over their picked cells if a training's noise is the same in both of its scores.
+    """Return the correlation of two tasks' means over their picked cells, assuming that a training's noise is the same on both tasks.
 
-    Tasks that took the same learning rate are scored on the same trainings. Where they took different ones, the trainings are others.
+    A seed's cells have the same training if both tasks chose the same learning rate, and different trainings otherwise.
 
     Args:
         one, other: the picked cells of a model, one for each seed (`selection.picked_cells`).

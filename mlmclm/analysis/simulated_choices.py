@@ -18,8 +18,8 @@ ENOUGH = 0.5
 def competes(learned: Array, ran: Array) -> Array:
     """Return which learning rates compete, given the numbers of their runs that learned and of all, [..., R].
 
-    Lost runs are put aside before the choice: what a rate loses by chance must not decide on the score of those that learn. But a
-    rate at which most are lost is no rate to choose.
+    Lost runs are left out before the choice, so that a rate which loses a few by chance is still judged by those that learn. But a
+    rate at which most runs are lost does not compete.
     """
     share = learned / np.maximum(ran, 1)
     return np.asarray((share > 0) & (share >= np.minimum(ENOUGH, share.max(axis=-1, keepdims=True, initial=0.0))))
@@ -37,7 +37,7 @@ def choose(
     """Choose learning rates in many studies at once, as `selection` does in one.
 
     Args:
-        validation, test: scores [..., R, S]; anything where a run is not `present`.
+        validation, test: scores [..., R, S]; any value where a run is not `present`.
         present: the runs to choose among, [R, S] or [..., R, S].
         settings: see `Runs`. Under `per_seed`, all seeds use the setting that is best at their own rates.
 

@@ -37,8 +37,8 @@ def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     """Return the verdict on a claim such as `1m-mlm40-1k > 1m-clm-1k on sst2`.
 
     A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
-    A steadier score is shown by a test against simulated studies with Holm's correction over tasks (`claim_sensitivities`), for scores at the same learning
-    rates, of which each has several runs; of models with several pretraining runs, those of each two runs.
+    A steadier score is shown by a test against simulated studies (`claim_sensitivities`), with Holm's correction over tasks. Both models need scores at the
+    same learning rates, with several runs at each. Models with several pretraining runs are compared run by run, in all pairs.
 
     Raises:
         UserError: the claim has another form, names a model, task or family that the study lacks, or one pretraining run of a model.
@@ -130,7 +130,7 @@ def _variance(analysis: Analysis, model: str, task: str) -> RateVariance | None:
 
 
 def so_far(analysis: Analysis, models: Collection[str], tasks: Collection[str]) -> str:
-    """Say how many cells of some models on some tasks have no result yet, to end a clause; empty if there are none."""
+    """Return the end of a clause that says how many cells of some models on some tasks have no result yet; empty if there are none."""
     runs = {run for model in models for run in analysis.groups[model]}
     rows = [row for row in records(analysis.coverage) if row["model"] in runs and row["task"] in tasks]
     number = sum(row["missing"] for row in rows)

@@ -28,7 +28,7 @@ def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
 
     Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table`, of which the regret is
     expected_regret, the columns of `statistics.stability`, and the components of variance as `component_SOURCE`, with
-    `_low` and `_high`; those of a family of several models are with each of them.
+    `_low` and `_high`; the components of a family of several models are given for each of them.
     """
     renamed = {"learning_rate": "best_learning_rate", "n": "seeds", "regret": "expected_regret"}
     metrics: dict[tuple[str, str], dict[str, float]] = {}
@@ -110,7 +110,7 @@ def chosen_results(
     Args:
         results: the results that were analysed.
     """
-    # A result's key identifies its weights, not the model's name, and two names may stand for the same weights.
+    # A result's key identifies its weights, not the model's name, and two names may have the same weights.
     by_key = {(result["model"], result["key"]): result for result in results}
     # The table of chosen cells has no keys, so they are looked up in the table of all cells.
     keys = {cell_columns(row): row["key"] for row in records(analysis.cells)}

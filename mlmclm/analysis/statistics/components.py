@@ -1,18 +1,18 @@
 """Components of variance: how much of the variance of scores each source adds, by task and family of models.
 
 **Model.** A family of models is pretrained once, or several times with other seeds (replicates). The test score of a run is a
-sum of independent effects: of the learning rate, of the replicate, of the fine-tuning seed, and of what they do together.
-Seeds are nested in replicates: a seed is the same head on other weights. Where a grid varies the streams of a seed
+sum of independent effects: of the learning rate, of the replicate, of the fine-tuning seed, and of their interactions.
+Seeds are nested in replicates: the same seed means the same head, but on other weights. Where a grid varies the streams of a seed
 independently, its effect has parts: head, order, dropout, and their interaction. A component is the standard deviation that
-its source adds at one learning rate, so what a seed or replicate does at that rate alone counts with it.
+its source adds at one learning rate, so it includes what a seed or replicate does at that rate alone.
 
 **Estimates** equate sequential sums of squares with their expectations (Henderson 1953, method 3). In a balanced grid they are
 those of the analysis of variance, and of REML where they are positive; negative ones are 0. Grids with missing cells have
 other coefficients. Failed runs (`failed_runs`) are left out: scores with failures are a mixture, whose variance says little.
 
 **Intervals** are quantiles of generalised pivotal quantities (Weerahandi 1993; Burdick, Borror and Montgomery 2005), which are
-nearly exact in balanced grids of normal scores. The rates are the grid's own and not a sample, so theirs is that of
-`sensitivity.spread_interval`.
+nearly exact in balanced grids of normal scores. The grid's rates are fixed and not a sample, so the interval of their component is
+that of `sensitivity.spread_interval`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def components(analysis: Analysis) -> pd.DataFrame:
 
     Columns:
         models: the names of the family's models, joined by commas.
-        source: "rate"; "seed", and its parts ("head", "order", "dropout", "interaction") where the grid varies them
-            independently, or in its place the streams that vary, joined by "+", if the others are fixed; "examples", the
+        source: "rate"; "seed"; the seed's parts ("head", "order", "dropout", "interaction") where the grid varies them
+            independently; if only some streams vary, these, joined by "+", in place of "seed"; "examples", the
             finite test set's noise in a mean over seeds at the chosen rate (jackknife), where predictions are known; and
             "replicate" where there are several.
         replicates, runs: the number of pretraining runs, and of fine-tuning runs that did not fail.
@@ -92,7 +92,7 @@ def components(analysis: Analysis) -> pd.DataFrame:
 
 
 def _components_of(members: Sequence[Runs], confidence: float = 0.95) -> dict[str, Component]:
-    """Return the components of a family of models on one task by source, but for the test set's.
+    """Return the components of a family of models on one task by source, except that of the test set.
 
     Args:
         members: the runs of each pretraining run.
@@ -109,7 +109,7 @@ def _components_of(members: Sequence[Runs], confidence: float = 0.95) -> dict[st
         nested = _crossed(replicates, seed_codes)
         groups += [(INTERACTION, nested), (INTERACTION, _crossed(nested, rates))]
     fit = _fitted(scores, groups)
-    if fit is None or fit.names[-1] in (RATE, REPLICATE):  # one seed: its noise cannot be separated from theirs
+    if fit is None or fit.names[-1] in (RATE, REPLICATE):  # one seed: noise inseparable from these sources
         return by_source
     noise = max(TIE, SINGLE * float(abs(scores).max())) ** 2
     silent = fit.squares[-1] / fit.freedom[-1] <= noise
@@ -169,7 +169,7 @@ def _fitted(scores: Array, groups: Sequence[tuple[str, Array]]) -> _Fit | None:
 
     Args:
         scores: [n].
-        groups: source and level of each run, [n]; the last has a level of its own for each run.
+        groups: each source, and the level of each run, [n]; in the last group each run has a different level.
     """
     number = len(scores)
     if number < 2:
@@ -241,6 +241,6 @@ def _crossed(first: Array, second: Array) -> Array:
 
 @cache
 def _chi_square(freedom: int, place: int) -> Array:
-    """Return equally probable values of a chi-square distribution, [DRAWS], in an order of their own for each place."""
+    """Return equally probable values of a chi-square distribution, [DRAWS], in a random order that differs for each `place`."""
     tails = (np.random.default_rng(place).permutation(DRAWS) + 0.5) / DRAWS
     return np.asarray(special.chdtri(freedom, tails))

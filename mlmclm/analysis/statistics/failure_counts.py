@@ -20,8 +20,8 @@ COLUMNS = columns("object: model_a model_b", "int64: failed_a runs_a failed_b ru
 def failures(analysis: Analysis) -> pd.DataFrame:
     """Compare how often runs fail or diverge, for every pair of models on all tasks on which both have runs.
 
-    Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test over all tasks and
-    learning rates, within which runs are compared (`unlike`), and `p_holm` the same after Holm's correction over the pairs; NaN
+    Rates at which a model loses every run, and not by chance, are left out. `p` is that of Fisher's exact test, stratified by
+    task and learning rate (`unlike`), and `p_holm` the same after Holm's correction over the pairs; both are NaN
     where no run is lost, since nothing is tested.
     """
     numbers: dict[str, dict[tuple[str, float], Array]] = {model: {} for model in analysis.groups}

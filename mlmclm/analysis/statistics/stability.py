@@ -34,8 +34,8 @@ COLUMNS = columns(
 def stability(analysis: Analysis) -> pd.DataFrame:
     """Compute one row of stability statistics per (model, task) that has any cell.
 
-    Figures over learning rates leave out those that a grid added to its list where the best rate was the lowest or highest:
-    scores decided on them.
+    Figures over learning rates leave out the rates that a grid added to its list because the best rate was the lowest or
+    highest: they depend on the scores.
 
     Columns:
         cells, diverged: the number of results, and the number of them that diverged.
@@ -88,7 +88,7 @@ def _over_seeds(runs: Runs, chosen: Sequence[float], confidence: float) -> Recor
     # A rate with one seed has no deviation (NaN) and adds no degree of freedom, so it is skipped.
     squares = math.fsum((len(values) - 1) * deviation(values) ** 2 for values in sets if len(values) > 1)
     pooled = math.sqrt(squares / freedom) if freedom else NAN
-    # One seed shows no noise, and equal ones none that is known.
+    # One seed shows no noise, and equal scores don't show how large it is.
     noise = any(len(values) > 1 and not all_equal(values) for values in sets)
     pooled_low, pooled_high = deviation_interval(pooled, freedom, confidence=confidence) if noise else unknown
     return {

@@ -2,8 +2,8 @@
 
 The mean over tasks and its interval (`comparison`) are about the study's own tasks. The difference of two models on a task is normal
 around a typical difference, with a variance between tasks on top of its own standard error. The variance is Paule and Mandel's (1982),
-the interval Hartung and Knapp's (2001) with T - 1 degrees of freedom, which is never narrower than by the tasks' own errors (Röver, Knapp
-and Friede 2015). What pretraining runs do to all tasks together is added: the scatter between tasks doesn't show it.
+the interval Hartung and Knapp's (2001) with T - 1 degrees of freedom, never narrower than the tasks' own errors alone make it (Röver, Knapp
+and Friede 2015). The variance that tasks share, from pretraining runs, is added: the scatter between tasks doesn't show it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _typical_difference(
     Both are NaN for one task, or where a difference or its error is not known.
 
     Args:
-        weighted: estimates a weighted mean of the differences with what they share; None if they are independent.
+        weighted: estimates a weighted mean of the differences, with the errors that they share; None if they are independent.
     """
     values = np.asarray([difference.value for difference in differences])
     variances = np.asarray([difference.error for difference in differences]) ** 2
