@@ -1,4 +1,4 @@
-"""Chance levels: the scores that a task's test examples give without a model, and which scores are above them.
+"""Chance levels: the scores that can be reached on a task's test examples without a model, and which scores are above them.
 
 A family computes the level of a task from its test examples, with the task's metric (`PreparedTask.blind`). A score over
 seeds is above chance if its whole interval is. A score whose interval contains the level or lies below it is not. A model
@@ -57,7 +57,7 @@ def above_chance(value: float, low: float, chance: float, *, constant: bool = Fa
     Args:
         low: the lower end of its interval; NaN if there is none.
         chance: the chance level; NaN if it is not known.
-        constant: whether the score is that of the same prediction for every example.
+        constant: whether the model predicts the same for every example.
     """
     if math.isnan(value):
         return ""

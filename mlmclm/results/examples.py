@@ -1,6 +1,6 @@
 """Per-example results of a cell on the test split, as a Parquet file with one row per example in the split's order.
 
-Nothing is kept of the validation split: the learning rate is chosen on it, so a comparison there would be biased.
+Results on the validation split are not stored: the learning rate is chosen on it, so a comparison there would be biased.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlmclm.storage.objects import ObjectPath
 
 SPLIT = "test"
 SCORES = "scores of examples"
-"""The only column where no more is known of the examples than the main score of each."""
+"""The only column if nothing but the main score of each example is known."""
 GROUP = "group"
 """The column of the groups of examples that belong together, where the task declares them (`Task.group`)."""
 ABOUT = b"mlmclm"
@@ -48,12 +48,12 @@ class KeptExamples:
 
     @property
     def units(self) -> int:
-        """Number of examples, or of groups of them, that are independent of each other."""
+        """Number of independent units: of the groups of examples if there are any, else of the examples."""
         return self.rows if self.groups is None else int(self.groups.max()) + 1
 
     @property
     def groups(self) -> np.ndarray[Any, Any] | None:
-        """The number of each example's group, from 0; None if each example stands by itself."""
+        """The number of each example's group, from 0; None if all examples are independent."""
         return group_numbers(self.columns[GROUP]) if GROUP in self.columns else None
 
 
@@ -67,7 +67,7 @@ class ExampleSource(Protocol):
     """A source of the outcomes of cells' test examples: a store, a published folder, or a reader of another tool's files."""
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the outcome of each example in a cell with this result; a `UserError` if there are none."""
+        """Return the outcome of each example in a cell with this result; raise a `UserError` if there are none."""
         ...
 
 

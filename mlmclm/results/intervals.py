@@ -20,10 +20,10 @@ NAN = math.nan
 TIE = 1e-12
 """Scores, or means of scores, that differ by no more are equal up to the rounding of sums in double precision."""
 SINGLE = 2.0**-23
-"""Share of their size by which seeds' scores may differ and count as equal: the spacing of fp32 numbers.
+"""Relative difference up to which seeds' scores count as equal: the spacing of fp32 numbers.
 
 Predictions are computed in fp32, so a continuous score, such as a correlation, of the same predictions can differ by this
-much. A counted score changes by more if one of fewer than eight million examples does.
+much. A counted score of fewer than eight million examples changes by more if one example's outcome changes.
 """
 
 
@@ -77,7 +77,7 @@ def satterthwaite(value: float, shares: Sequence[tuple[float, float]], *, confid
 
 
 def without_error(value: float, *, single: bool = False) -> Estimate:
-    """Return a value without a standard error, because it is based on a `single` one, or on equal ones."""
+    """Return a value without a standard error, because it is based on a `single` value, or on equal values."""
     return Estimate(value, NAN, 0.0 if single else NAN, NAN, NAN, NAN)
 
 
@@ -91,7 +91,7 @@ def estimate(value: float, error: float, freedom: float, *, confidence: float = 
 
 
 def student(values: Sequence[float], *, confidence: float = 0.95) -> Estimate:
-    """Return the mean with Student's t interval; without values both are NaN, and one value or equal ones have no interval."""
+    """Return the mean with Student's t interval. Without values both are NaN; for one value or equal ones the interval is NaN."""
     if len(values) < 2 or all_equal(values):
         return without_error(mean(values), single=len(values) < 2)
     return estimate(mean(values), deviation(values) / math.sqrt(len(values)), len(values) - 1, confidence=confidence)
@@ -150,10 +150,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def most_wrong(total: int, checked: int, wrong: int, confidence: float = 0.95) -> int:
-    """Return the most items of which so few can have turned out wrong in a sample: the exact upper bound of a hypergeometric.
+    """Return an upper confidence bound of the number of wrong items, given how many are wrong in a sample.
 
-    With this confidence, no more than that many of all items are wrong; the bound is one-sided (Clopper and Pearson's, without
-    replacement).
+    With this confidence, no more than that many of all items are wrong. The bound is one-sided and exact (Clopper and Pearson's,
+    with the hypergeometric distribution, as the sample is without replacement).
 
     Args:
         total: the number of items.

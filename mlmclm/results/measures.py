@@ -55,7 +55,7 @@ def measure(metric: str, known: Mapping[str, Measure]) -> Measure:
 
 
 def full_score(score: Measure, columns: Mapping[str, Array]) -> float:
-    """Return a score of all examples, each counted once; `columns` are theirs."""
+    """Return a score of all examples, each counted once, given their `columns`."""
     return float(score(np.ones((1, len(next(iter(columns.values()))))))[0])
 
 

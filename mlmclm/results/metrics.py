@@ -9,7 +9,7 @@ Rule = Literal["mean", "per_seed", "on_test"]
 """Rule for choosing the best learning rate: by the mean over seeds, for each seed separately, or on the reported scores
 (`mlmclm.analysis.selection`)."""
 MAIN_METRICS = ("acc_norm", "acc", "exact_match", "f1", "against")
-"""Metrics that stand for a zero-shot task where only one is shown: the first of these that the task has."""
+"""Metrics of zero-shot tasks, by priority: where only one metric is shown, it is the first of these that the task has."""
 
 
 def metric_parts(metric: str) -> list[str]:

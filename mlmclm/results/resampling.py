@@ -28,7 +28,7 @@ def resampled_interval(
 
     It is NaN if its ends are equal: examples that are all alike don't show how large their noise is.
 
-    It is too short for few examples: what is called 95 % covers the mean of 3, 5, 10 and 30 normal values in .75, .85, .90 and
+    It is too short for few examples: a nominal 95 % interval covers the mean of 3, 5, 10 and 30 normal values in .75, .85, .90 and
     .93 of 2,000 simulations.
 
     Args:
