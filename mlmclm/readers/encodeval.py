@@ -5,7 +5,7 @@ be missing. RUN is `lr1e-04_sd0`, in retrieval with the training set in front (`
 Read from github.com/hgissbkh/EncodEval, the results of arXiv 2507.00994.
 
 The CSV file has a run per row: model, family, dataset, learning_rate, seed, validation_score and test_score. A run without
-scores diverged; a test score `unread` is not known. Two more columns may be there: `seconds`, the time that the run took, and
+scores diverged; a score given as `unread` is not known. Two more columns may be there: `seconds`, the time that the run took, and
 `device`, the name of the processor or GPU.
 """
 
@@ -48,8 +48,8 @@ FAMILIES = {
     "IR": ("retrieval", "ndcg_at_10"),
     "SR": ("sequence-regression", "spearman"),
 }
-"""This project's family and metric for each family of EncodEval, whose F1 is its own: macro-averaged over labels by sentence
-for TC, over token positions for QA."""
+"""This project's family and metric for each family of EncodEval. EncodEval's F1 differs from this project's: it is macro-averaged
+over labels by sentence for TC, over token positions for QA."""
 COLUMNS = ("model", "family", "dataset", "learning_rate", "seed", "validation_score", "test_score")
 UNREAD = "unread"
 _FILE = "results.json"
@@ -299,7 +299,7 @@ def _cost(row: Mapping[str, Any], place: str) -> Row:
 
 
 def _check_score(score: float | None, family: str, place: str) -> None:
-    """Raise a `UserError` unless a score is in its metric's range; percentages would be shown as hundredfold."""
+    """Raise a `UserError` unless a score is in its metric's range; percentages would be shown a hundred times too large."""
     lowest = -1.0 if family == "SR" else 0.0
     if score is not None and not math.isnan(score) and not lowest <= score <= 1:
         raise UserError(
@@ -315,7 +315,7 @@ def _check_seed(seed: float, place: str) -> None:
 def _result(
     key: str, model: str, family: str, task: str, rate: float, seed: int, scores: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """Return a result in the form of a cell's; a run without any score diverged, and unknown scores are left out."""
+    """Return a run's result in the form of a cell's result; a run without any score diverged, and unknown scores are left out."""
     task_family, metric = FAMILIES.get(family, (family, "score"))
     finite = {split: score for split, score in scores.items() if score is not None and not math.isnan(score)}
     diverged = all(score is None for score in scores.values())

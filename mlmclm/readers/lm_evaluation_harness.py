@@ -1,8 +1,8 @@
 """lm-evaluation-harness's logged samples: `samples_TASK_DATE.jsonl`, one line per document and filter (`--log_samples`).
 
 A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
-(harness 0.4). Since 0.4.5 it also names its metrics and the filter of the answers; before, a task's filters follow one
-another, in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
+(harness 0.4). Since 0.4.5 a line also names its metrics and the filter of the answers; before, a document has a line per filter,
+in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
 beside a `results.json` that names the tasks. Lines of one `doc_id` with different prompts are examples that belong together.
 """
 
@@ -43,14 +43,14 @@ _OTHERS = frozenset(
 )
 """Keys of a line that are no metrics."""
 _WORDING = " prompt "
-"""Between a document's id and the number of a prompt, in an example's name."""
+"""Text between a document's id and the number of a prompt, in an example's name."""
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples, compressed or not: a file, or the folder of a model with a file per task. Of several files the newest is read.
+    """Logged samples, compressed or not: a file, or the folder of a model with files per task, of which the newest is read.
 
     Runs are named by the models' folders. If folders of one name have the same task, such as one model with other settings,
-    each is a run of its own and named by its path.
+    each is a separate run, named by its path.
     """
 
     name: ClassVar[str] = "lm-eval"
@@ -191,7 +191,7 @@ def _example(document: str, prompt: str, prompts: dict[str, list[str]]) -> str:
 def _unnamed_filters(file: Path, task: str) -> dict[str, list[str]]:
     """Return each document's filters in the order of its lines, for a file that repeats all documents without naming filters.
 
-    Empty for other files. The results beside the file name the filters; without them, filters are numbered.
+    Return an empty dictionary for other files. The results beside the file name the filters; without them, filters are numbered.
     """
     times: Counter[str] = Counter()
     for place, row in read_rows(file):

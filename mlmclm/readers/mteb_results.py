@@ -1,9 +1,9 @@
 """mteb's results: a folder with a JSON file per task, as `mteb run` writes to `results/MODEL/REVISION/TASK.json`.
 
 A file holds `task_name`, `dataset_revision`, and `scores`: for each split a list with an object per subset, whose `hf_subset`
-is the subset's name and whose `main_score` is the task's score (mteb 1.11 and later). Before, it held `mteb_dataset_name`
-and the splits themselves, whose scores may be nested by language and by similarity. They have no scores of single examples,
-so runs are compared over tasks.
+is the subset's name and whose `main_score` is the task's score (mteb 1.11 and later). Before 1.11, a file held
+`mteb_dataset_name` and the splits themselves, whose scores may be nested by language and by similarity. No file has scores of
+single examples, so runs are compared over tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ABOUT = "model_meta.json"
 _KEYS = {"task_name", "scores"}
 _OLD_NAME = "mteb_dataset_name"
 _SIMILARITIES = {"cos_sim": "cosine", "dot": "dot", "euclidean": "euclidean", "manhattan": "manhattan", "max": "max"}
-"""Nested scores of versions before 1.11, and the beginnings of their names since."""
+"""Keys of nested scores in versions before 1.11, and the prefixes of these scores' names since then."""
 _OLD_MAIN = ("ndcg_at_10", "v_measure", "map", "cosine_spearman", "max_ap", "cosine_ap")
 """Main scores of the kinds of tasks whose old results don't name theirs; each occurs in results of its kind alone."""
 _OLD_EXCEPTIONS = {
@@ -37,7 +37,7 @@ _OLD_EXCEPTIONS = {
     "GermanGovServiceRetrieval": "ndcg_at_5",
     "GermanQuAD-Retrieval": "mrr_at_5",
 }
-"""Main scores of the tasks that have another one than their kind (mteb's metadata)."""
+"""Main scores of the tasks whose main score is not that of their kind (mteb's metadata)."""
 
 
 class MtebResults(Reader):

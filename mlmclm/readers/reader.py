@@ -24,7 +24,7 @@ class Reader(ABC):
     unit: ClassVar[str] = "example"
     """The unit that has a score, over which runs are paired."""
     told_by: ClassVar[str] = "contents"
-    """The keys of the format that `ScoredRun.contents` comes from, for messages."""
+    """The keys of the format that `ScoredRun.contents` is read from, as named in messages."""
     last: ClassVar[bool] = False
     """Whether `reader_of` asks this reader after all others."""
 
@@ -56,11 +56,11 @@ class Reader(ABC):
         raise UserError(f"{path}: {self.title} have no grid of learning rates and seeds to import.")
 
     def test_scores(self, result: Mapping[str, Any]) -> Array | None:
-        """Return the scores of the test examples whose mean is the score of one of the `results`; None if they are not known."""
+        """Return the scores of the test examples of one of the `results`, whose mean is its score; None if they are not known."""
         return None
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the score of each test example of one of the `results`; a `UserError` if they are not known."""
+        """Return the score of each test example of one of the `results`; raise a `UserError` if they are not known."""
         scores = self.test_scores(result)
         if scores is None:
             raise UserError(f"result {result['key']}: the scores of its test examples are not known.")

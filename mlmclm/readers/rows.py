@@ -20,9 +20,9 @@ Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
 """Rows of a table that are Python objects at the same time."""
 _LIST = re.compile(r"\s*\[\s*[{\]]")
-"""Beginning of a list of objects, as some tools write where the name says lines."""
+"""Beginning of a JSON list of objects, which some tools write into files with a name such as `.jsonl`."""
 _TRUTHS = {"true": 1.0, "false": 0.0}
-"""Truth values as text, which pandas writes to CSV and lm-evaluation-harness for numpy's."""
+"""Truth values as text: pandas writes them to CSV files, and lm-evaluation-harness writes numpy's in this way."""
 
 
 def read_rows(path: Path, needed: Collection[str] = (), optional: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
@@ -40,7 +40,7 @@ def read_rows(path: Path, needed: Collection[str] = (), optional: Collection[str
     elif (kind == ".json" and read_start(path).lstrip().startswith("[")) or _LIST.match(read_start(path)):
         for number, value in enumerate(parse_json(read_text(path), str(path)), 1):
             yield f"{path}, entry {number}", json_object(value, f"{path}, entry {number}")
-    else:  # one object per line, which is also called .json
+    else:  # one object per line; some such files are named .json
         for number, line in enumerate(lines_of(path), 1):
             if line.strip():
                 place = f"{path}, line {number}"
@@ -124,7 +124,7 @@ def number(row: Mapping[str, Any], key: str, place: str) -> float:
 def as_number(value: Any) -> float | None:
     """Return a finite number, also if it is written as text; true and false are 1 and 0.
 
-    None for anything else, and for numbers whose squares can't be added up.
+    Return None for anything else, and for numbers so large that their squares can't be added up.
     """
     if isinstance(value, str):
         value = _TRUTHS.get(value.lower(), value)

@@ -19,8 +19,8 @@ OPTIONAL = ("seed", "task", "metric", "group")
 
 
 class ScoreTable(Reader):
-    """A file with the columns run, example and score, and optionally seed, task, metric, and group, which examples that belong
-    together share; other columns are ignored."""
+    """A file with the columns run, example and score, and optionally seed, task, metric and group. Examples that belong together
+    have the same group. Other columns are ignored."""
 
     name: ClassVar[str] = "table"
     title: ClassVar[str] = "tables with the columns run, example and score"

@@ -22,7 +22,7 @@ class ScoredRun:
         scores: [n], in the same order; finite unless there is a `fault`.
         contents: what distinguishes examples of one name, such as a hash of the text, in the same order; empty if the format
             has nothing of the kind.
-        seed: of the run; empty if it is not known.
+        seed: the seed of the run; empty if it is not known.
         learning_rate, validation: the learning rate and validation score of a run in a grid; None for other runs.
         groups: the group of each example, such as its document, in the same order; empty if the examples are independent.
         fault: what is wrong with the scores, for a message that names the place; empty if nothing is. Other metrics of the
