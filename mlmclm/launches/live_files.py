@@ -17,7 +17,7 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.progress import repeated
 
 SECONDS = 1.0
-"""Seconds between looks at the files, on either side."""
+"""Seconds between rank 0's checks of the files, and between the driver's checks of the mailbox."""
 
 
 class Part(NamedTuple):
@@ -25,12 +25,12 @@ class Part(NamedTuple):
 
     name: str
     start: int
-    """Bytes before this part. 0 begins the file anew."""
+    """Bytes before this part. 0 starts the file again."""
     content: bytes
 
 
 class Mailbox:
-    """Actor that holds the parts that the driver has not taken yet."""
+    """Actor that holds the parts that the driver has not fetched yet."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -123,7 +123,7 @@ def sender(files: tuple[Path, ...], put: Callable[[list[Part]], None]) -> Callab
         parts = []
         for path, before in contents.items():
             content = path.read_bytes() if path.is_file() else b""
-            # Files only grow, except at a restart, which begins the metrics anew.
+            # Files only grow, except at a restart, which starts the metrics file again.
             start = len(before) if content.startswith(before) else 0
             if content != before:
                 parts.append(Part(path.name, start, content[start:]))

@@ -36,9 +36,9 @@ all processors busy."""
 
 
 def on_cluster(session: Session | None) -> Elsewhere | None:
-    """Return the encoder with which `prepare_corpus` tokenises in a session, by default this process's; None without a session.
+    """Return the encoder with which `prepare_corpus` tokenises in `session`, or else in this process's; None if there is neither.
 
-    The session is opened when there is text to tokenise. This process's own session is left open.
+    `session` is opened when there is text to tokenise. A session that this process already has is left open.
     """
     # No `import ray`: a process without a session must not pay for the import.
     running = "ray" in sys.modules and sys.modules["ray"].is_initialized()
@@ -62,10 +62,10 @@ def ray_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
 
     view = cluster_view()
     remedy = "Set corpus.workers: local, or add nodes with CPUs."
-    # Raises if no node can ever run a task; Ray would wait for ever.
+    # Raises if no node can ever run a task; without it, Ray would wait forever.
     check_place("Tokenising", TASK, view(), remedy=remedy)
     wait_for_a_place("tokenising", TASK, view)
-    # Into the object store once, instead of with the arguments of every task.
+    # Put into the object store once, instead of sent with the arguments of every task.
     stored = ray.put(tokeniser)
 
     def run(stream: Stream, starts: Mapping[str, Position]) -> Generator[pyarrow.Table]:
@@ -125,7 +125,7 @@ def _tokenise(documents: pyarrow.Table, tokeniser: ray.ObjectRef) -> pyarrow.Tab
 
 @lru_cache(maxsize=1)
 def _fetched(tokeniser: ray.ObjectRef) -> Tokeniser:
-    """Return a worker process's tokeniser, fetched once per process and `ray_encoder`."""
+    """Return a worker process's tokeniser, fetched once per process and call of `ray_encoder`."""
     import ray
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # The tasks are the parallelism.
@@ -135,8 +135,8 @@ def _fetched(tokeniser: ray.ObjectRef) -> Tokeniser:
 
 def _explained(error: Exception) -> Exception:
     """Return the exception to raise for an error of Ray Data: our own error from a task, or an `EnvironmentFault`."""
-    # Ray wraps a task's error, possibly several times. Some wrappers are also of the error's own class; these have a
-    # `cause`, and the plain error is behind it.
+    # Ray wraps a task's error, possibly several times. Some wrappers are also instances of the error's class; they hold
+    # the plain error as `cause`.
     current: BaseException | None = error
     while current is not None:
         cause = getattr(current, "cause", None)

@@ -22,7 +22,7 @@ class RayWorker:
         return broadcast_from_rank_zero(value)
 
     def apart(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in a process of its own on this node, and return when it has ended."""
+        """Run a function in a separate process on this node, and return when it has ended."""
         # No CPU is reserved, since the workers may hold them all. The process ends after the call, which frees its
         # memory.
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -36,7 +36,7 @@ class RayWorker:
         """Write a checkpoint straight into Ray Train's storage, which saves copying a finished one."""
         folder = Path(ray.train.get_context().get_storage().experiment_fs_path)
 
-        # Ray Train calls this from a thread of its own, under the name that it has chosen for the checkpoint.
+        # Ray Train calls this in a separate thread, with the name that it has chosen for the checkpoint.
         def put(_: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
             write(folder / name)
             return ray.train.Checkpoint.from_directory(folder / name)

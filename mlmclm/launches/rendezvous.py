@@ -2,7 +2,7 @@
 
 Ray Train uses torch's TCPStore, which listens on all interfaces and lets anyone who reaches it read and write keys.
 Here the workers of one machine meet in a file that only its owner can open. Workers on several machines meet in a
-TCPStore that listens only on the cluster's own network. docs/store.md says what remains open to whom.
+TCPStore that listens only on the cluster's own network. docs/store.md says who can still reach what.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _join(config: ClosedTorchConfig, where: str | tuple[str, int], nodes: list[s
     """
     if config.backend == "nccl" and not visible("cuda"):
         raise EnvironmentFault(no_gpu(nodes[rank]))
-    # The driver has made the folder, but with a store at an address each machine has a folder of its own.
+    # The driver has created the folder on its machine, but with a store at an address each machine needs its own.
     Path(config.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     timeout, world = timedelta(seconds=config.timeout_s), len(nodes)
     store: Any

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mlmclm.corpora.prepared_corpus import PreparedCorpus
 
 SECONDS_BETWEEN_RESIZES = 60.0
-"""Seconds between looks of Ray Train for nodes that a stage with fewer than `workers` could use too, at the cost of a restart."""
+"""Seconds between Ray Train's checks whether a stage that runs with fewer than `workers` can have more, at the cost of a restart."""
 ELASTIC_START_LIMIT = 60.0
 """Ray Train's limit (`START_LIMIT`), in seconds, for the start of all workers of a stage with `fewest_workers`."""
 
@@ -42,9 +42,9 @@ Observer = Callable[[list[dict[str, Any]]], None]
 
 
 def stage_leases(stage: Stage, store: Path, fingerprint: str) -> tuple[str, ...]:
-    """Return the names of the leases to hold while training a stage: its runs' folders and each missing state.
+    """Return the names of the leases to hold while training a stage: of its runs' folders, and of each missing state.
 
-    Stages of two studies can share some of them. If no state is missing, no lease is needed.
+    Stages of two studies can share runs and states. If no state is missing, no lease is needed.
     """
     left = states.stages_left(stage, store, fingerprint)
     runs = (f"runs-{part.end.key(fingerprint)}" for part in left)
@@ -80,7 +80,7 @@ def run_stage(
         say(f"{stage.title}: waiting for {holder}, which trains it")
 
     with leases_of(store).wait(lambda: stage_leases(stage, store, fingerprint), waiting):
-        # Look again under the leases: the process that held them may have trained some or all of the stage.
+        # Check again now that the leases are held: the process that held them before may have trained some or all of the stage.
         parts = states.stages_left(stage, store, fingerprint)
         if parts and initial is not None:
             initial.check()
@@ -120,14 +120,14 @@ def run_stage(
 def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> None:
     """Run a stage's workers until it ends, with as many sequences at once as fit into the memory of a GPU.
 
-    Where a worker runs out of that memory, all start anew from the last checkpoint with a smaller micro-batch. They
-    could not go on: under ZeRO the others wait in a collective for the one that ran out. The store remembers the size
+    If a worker runs out of that memory, all restart from the last checkpoint with a smaller micro-batch. The others could not
+    go on without it: under ZeRO they wait in a collective for the one that ran out. The store remembers the size
     that fitted. An interrupted stage goes on with it, and similar stages begin with it.
     """
     if not _searches(job.recipe, job.device):
         return _fit(job, folder, observer)
     note = job.store / "fitting" / f"{_fitting_key(job)}.json"
-    rows = len(job.samples(job.stage.start.step))  # of the smallest batch to come; each micro-batch needs one
+    rows = len(job.samples(job.stage.start.step))  # of the next batch, the smallest; each micro-batch needs one
     if note.is_file() and job.recipe.batch // (noted := read_json(note)["micro_batch"]) <= rows:
         job = replace(job, fitting=noted)
     while True:
@@ -144,9 +144,9 @@ def _fit_in_memory(job: StageJob, folder: Path, observer: Observer | None) -> No
 
 
 def _searches(recipe: Recipe, device: Device) -> bool:
-    """Return whether the micro-batch is found by trying.
+    """Return whether the micro-batch is found by trying: it is not given, and the device has its own memory.
 
-    A device with memory of its own refuses what doesn't fit. If the host's memory runs out, the kernel kills a process.
+    Such a device refuses what doesn't fit. If the host's memory runs out, the kernel kills a process.
     """
     from mlmclm.backends.choice import backend_of
 
@@ -176,11 +176,11 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
         # Compile kernels before the workers start: otherwise all of them wait, and only the driver can tell the user why.
         compile_kernels([job.model_shape()], say_once, device)
         say_once(f"pretraining computes with the backend {backend.described(recipe.precision)}")
-    # An earlier run that diverged has left this file; it would be taken for this run's.
+    # An earlier run that diverged may have left this file, which would be taken for this run's.
     job.stop_path.unlink(missing_ok=True)
     states.prune_checkpoints(folder, recipe.keep_checkpoints)
     if recipe.fewest_workers is not None:
-        # A node that has just been lost still counts, so its place may be asked for. After this limit Ray Train counts again.
+        # A node that has just been lost still counts, so Ray Train may wait for a worker on it. After this limit it counts nodes again.
         os.environ[START_LIMIT] = str(ELASTIC_START_LIMIT)
     settings: dict[str, Any] = {"job": job, "link": None}
     trainer = Trainer(

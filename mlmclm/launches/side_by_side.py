@@ -52,8 +52,8 @@ def run_stages(
         run: trains a stage, and returns when it is done.
         ready: returns whether the state that a stage starts from exists.
         at_once: returns how many stages may run, given how many are running.
-        held: returns who else is training a stage or a part of it, or None. A stage that is held waits.
-        check: called at every look; an error that it raises ends the call at once, even while stages run.
+        held: returns who else is training a stage or a part of it, or None. Such a stage waits.
+        check: called before each check for stages that can start; an error that it raises ends the call at once, even while stages run.
 
     Raises:
         BaseException: the first error that `run` raised.

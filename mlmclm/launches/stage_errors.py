@@ -44,7 +44,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
     """Return an error that explains a failed Ray Train run.
 
     A worker's `UserError` keeps its message. Running out of memory and a full disk are recognised by their text, since
-    Ray passes on what its workers raised as text with a traceback. Any other failure is described by its last line.
+    Ray passes on its workers' exceptions as text with a traceback. Any other failure is described by its last line.
     `folder` is the run's, which holds its checkpoints.
     """
     chain = list(_causes(error))
