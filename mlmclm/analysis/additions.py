@@ -27,7 +27,7 @@ class Tables(NamedTuple):
 
     @property
     def added(self) -> dict[str, pd.DataFrame]:
-        """The tables of statistics from elsewhere, which the report shows as they are."""
+        """The tables of statistics that this package does not define; the report shows them as they are."""
         return {name: table for name, table in self.every.items() if not STATISTICS.is_built_in(name)}
 
     @property

@@ -159,7 +159,7 @@ def analyse(
             fold of the test examples (`effects.fold_scores`). It returns None if their predictions are not known; then no
             interval covers the noise of the test set.
         replicate_of: the model that a further pretraining run is a replicate of, by the run's name.
-        confidence: of all intervals, in (0, 1).
+        confidence: the confidence level of all intervals, in (0, 1).
 
     Raises:
         UserError: there are no results, the rule or the baseline is unknown, `confidence` is outside (0, 1), the

@@ -220,7 +220,7 @@ def comparison_table(
 
 
 def _adjusted(rows: Sequence[Record], values: Sequence[float]) -> list[float]:
-    """Return the adjusted p values of the rows, given their p values. With one task, the rows of the mean repeat its rows."""
+    """Return the adjusted p values of the rows, given their p values. With one task, the rows of the mean over tasks repeat those of the task."""
     indices: dict[tuple[str, str], list[int]] = {}
     for i, row in enumerate(rows):
         indices.setdefault((row["model_a"], row["model_b"]), []).append(i)
@@ -267,7 +267,7 @@ def _p_of_verdict(difference: Estimate, sound: Estimate) -> float:
 
 
 def clearly_different(row: Record, confidence: float) -> bool:
-    """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, with leads at chance and without."""
+    """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, whether leads at chance count or not."""
     # False for NaN, which means that there is no interval.
     return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
 

@@ -5,7 +5,7 @@ Two quantities are meant by "the score at the best learning rate", and both are 
 - **What the procedure delivers**: the expected test score of the run, or mean of runs, that the rule picks. It is the plain mean of the
   picked runs' test scores, and nothing is subtracted for the choice. Validation and test examples differ, so where seeds' validation and test
   scores are correlated, a run picked for its validation score is truly better. Only under `on_test` do the test examples bias it upwards.
-- **A fresh run** at the chosen rate, for those who will train again. Its score is not a reason for the choice, so a bias is subtracted.
+- **A fresh run** at the chosen rate, for those who will train again. It is not picked for its score, so the bias of picked runs is subtracted.
 
 Both are about runs that learn. Lost runs, which failed or diverged, are left out before the choice; their number is compared
 separately (`failed_runs`). But if most or all runs at a rate are lost by chance, another rate is chosen. So the error is at least

@@ -1,11 +1,11 @@
-"""A grid of learning rates that extends itself: the rates that a task gets beside those of the list.
+"""A grid of learning rates that extends itself: the rates that a task gets in addition to those of the list.
 
 When every cell that the list asks for has a result, and the best rate of any model is the lowest or the highest, the next rate on
 that side is added for all models with all seeds, and so on until the best rates of all lie inside, or no rate is left to add.
 All models are tried at the same rates. Otherwise one can win by luck: its noise leads to better rates, at which an equally good
 model is never tried. If a rate inside has the same score, the best rate does not lie at the end, and no rate is added.
 
-The rates follow from the scores of requested cells, so neither their order nor a restart changes them.
+The rates follow from the scores of requested cells, so neither the order of results nor a restart changes them.
 """
 
 from __future__ import annotations

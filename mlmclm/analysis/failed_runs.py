@@ -25,15 +25,15 @@ from mlmclm.analysis.model_runs import Runs
 from mlmclm.results.measures import Array
 
 GAP, LEAST_GAP = 5.0, 0.05
-"""Distances below the best run at a rate, in spreads and in score (of 1), that a run must both reach to count as failed."""
+"""A run counts as failed only if it is at least so many spreads, and so much in score (of 1), below the best run at its rate."""
 NOISIEST = 4.0
 """Upper limit of a rate's spread, as a multiple of the spread over all rates."""
 DOUBT = 0.2
 """Level of the quantile of the chi-square distribution that gives the upper limit of a rate's spread."""
 SHOWN = 0.001
-"""Level of the exact test, below which a model is shown to lose more runs at a rate than the others."""
+"""P value of the exact test below which a model is shown to lose more runs at a rate than the others do."""
 HOPELESS = 0.025
-"""Level of the exact test, below which it is no chance that all runs at a rate were lost: no run learns there."""
+"""P value of the exact test below which all runs at a rate are not lost by chance: no run learns there."""
 
 
 def unlike(own: Array, total: Array) -> float:
@@ -110,7 +110,7 @@ def with_failures(models: Mapping[str, Runs], chance: float = math.nan) -> dict[
 
 
 def _hopeless(models: Mapping[str, Runs], failed: Mapping[str, Array]) -> dict[str, Array]:
-    """Return for each model that has any the rates at which no run learns, and not by chance, [R].
+    """Return at which rates no run learns, and not by chance, as a mask, [R], for each model with any such rate.
 
     All runs at such a rate have diverged or failed, or score like failed ones. Few runs can all be lost by chance, so an exact test
     compares them with the model's runs at other rates (`HOPELESS`). If no model learns at the rate, all models' runs are tested together.

@@ -41,7 +41,7 @@ def decided(looks: Sequence[Look], most: int, level: float = 0.05) -> tuple[Deci
     The first look below its bound decides; later ones change nothing.
 
     Args:
-        looks: with increasing numbers, at least one.
+        looks: at least one, with increasing numbers of seeds.
         most: the number at which the comparison ends.
         level: the largest share of comparisons of equal models that may decide for one of them.
     """
@@ -62,7 +62,7 @@ def bounds(numbers: tuple[int, ...], most: int, level: float = 0.05) -> tuple[fl
     """Return the two-sided p value below which each look decides.
 
     Args:
-        numbers: of seeds at each look, increasing.
+        numbers: the number of seeds at each look, increasing.
         most: the final number; a look at more seeds may spend all of the error that is left.
     """
     draw = np.random.default_rng(0)

@@ -52,7 +52,7 @@ class RankedPair(NamedTuple):
 
 
 class RankedModels(NamedTuple):
-    """All models from the best mean on, all pairs, and the groups: sequences of neighbours in rank of which no two differ clearly."""
+    """All models, the best mean first; all pairs; and the groups: sequences of neighbours in rank of which no two differ clearly."""
 
     models: tuple[RankedModel, ...]
     pairs: tuple[RankedPair, ...]

@@ -65,7 +65,7 @@ class Runs:
         return kept if self.hopeless is None else kept & ~self.hopeless[:, None]
 
     def counting(self, rule: Rule) -> Array:
-        """Return the runs among which a rate is chosen, [R, S]: those that learned, or all where none did.
+        """Return the runs among which a rate is chosen, [R, S]: those that learned, or all with a score if none did.
 
         Unless each seed chooses for itself (`per_seed`), only runs at rates that compete count.
         """

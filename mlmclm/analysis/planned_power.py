@@ -132,7 +132,7 @@ def seeds_needed(
         rates, models: numbers of learning rates and of models.
 
     Returns:
-        None if no number of seeds will do because the test set is too small.
+        The number of seeds; None if no number suffices because the test set is too small.
     """
     effects = planned_effects({"": noise}, 2, rates, [str(number) for number in range(models)])
     needed = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)

@@ -17,7 +17,7 @@ from scipy import special
 from mlmclm.results.measures import Array
 
 UNEQUAL = 0.05
-"""Level of the test from which on the variances of models, or of rates, count as unequal."""
+"""P value of the test below which the variances of models, or of rates, count as unequal."""
 NOISIER = 0.995
 """Level of the F test from which on a single variance is not pooled; it is high, as leaving out variances by chance makes the others too small."""
 ROUNDS = 20

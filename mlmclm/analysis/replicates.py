@@ -1,12 +1,12 @@
 """Scores of models that were pretrained several times, for statements about a way of pretraining instead of one run of it.
 
-Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores holds the
-noise of pretraining and, within it, that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
+Replicates of a model differ in their seeds of pretraining alone (`Recipe.seeds_of`), so the variance of their scores includes the
+noise of pretraining and that of fine-tuning. It is pooled over the models of a task, each around its own mean: with
 three replicates of three models it has six degrees of freedom. A model's score is the mean over its k replicates, with a k-th of
 this variance. A model with one run borrows the variance of the others, which assumes that its runs would vary as theirs do. Over
 several tasks, the variance is that of the runs' means over these tasks (`run_noise`).
 
-Where no model of a task has replicates, the noise of pretraining is in no interval there.
+Where no model of a task has replicates, no interval covers the noise of pretraining.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class SumNoise(NamedTuple):
     """The noise of a weighted sum of a model's scores on several tasks.
 
     Attributes:
-        variance, freedom: of the sum, and its degrees of freedom; the variance is NaN if it is not known.
+        variance, freedom: the variance of the sum, NaN if it is not known, and its degrees of freedom.
         pooled: whether the variance is based on the runs of all models, and not only on what this model's seeds are known to add.
     """
 

@@ -108,7 +108,7 @@ class Fit:
 
 
 def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
-    """Fit the noise of all models on some tasks; whether variances are equal, and a seed's correlation over rates, are those of all tasks."""
+    """Fit the noise of all models on some tasks, which together decide whether variances are equal and how a seed's runs correlate."""
     moments = [{name: _moments(runs) for name, runs in models.items()} for models in tasks]
     rates = [sorted({rate for runs in models.values() for rate in runs.rates}) for models in tasks]
     splits = [_placed(*parts) for parts in zip(tasks, moments, rates, strict=True)]
@@ -151,8 +151,8 @@ def _placed(
 def _moments(runs: Runs) -> Moments:
     """Return means and variances of the runs that learn, and degrees of freedom, each [2, R].
 
-    Equal scores of a rate say nothing about its noise, and must not make that of the other rates seem smaller: they have no
-    degrees of freedom, unless all rates' are equal.
+    Equal scores of a rate say nothing about its noise, and must not make that of the other rates seem smaller. So they have no
+    degrees of freedom, unless the scores of every rate are equal.
     """
     learned = runs.learned
     count = learned.sum(axis=1)

@@ -128,7 +128,7 @@ def with_settings(pairs: Pairs, grid: Grid) -> Pairs:
 
 
 def best_setting(runs: Runs, rule: Rule) -> Array:
-    """Return which rates of a model on a task are those of its best setting, [R], given the runs of cells `with_settings`."""
+    """Return which rates of a model on a task are those of its best setting, [R], given the runs of the cells from `with_settings`."""
     if runs.settings is None:
         return np.ones(len(runs.rates), bool)
     picked, counts = choose(runs.validation, runs.test, runs.counting(rule), rule, runs.settings)

@@ -84,7 +84,7 @@ def sensitivity(runs: Runs, fit: Fit, *, confidence: float = 0.95, draws: int = 
 
 
 def degrees_between(variances: Array) -> float:
-    """Return the degrees of freedom of the variance between means that have these variances of their own (Box 1954).
+    """Return the degrees of freedom of the variance between means with these variances (Box 1954).
 
     They are the number of means less 1 where the variances are equal, and 1 where one is far larger than the others.
     """
@@ -106,8 +106,8 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
 
     Given the true noise, the sum of squares of the estimated means is noncentral chi-square; given the estimated noise, the
     true one is scaled inverse chi-square. The limits are quantiles over both (a generalised interval, Weerahandi 1993). The
-    lower limit is 0 exactly where an F test does not reject equal means. Means can by chance be closer than their noise makes equal
-    means, so the upper limit is at least that of a ratio which equal means exceed in 84 % of cases (a
+    lower limit is 0 exactly where an F test does not reject equal means. Means that happen to be much closer than their noise
+    would give too low an upper limit. So it is at least that of a ratio which equal means exceed in 84 % of cases (a
     power-constrained limit, Cowan et al., arXiv 1105.3166).
 
     Args:
@@ -133,7 +133,7 @@ def spread_interval(ratio: float, first: float, second: float, confidence: float
 
 
 def _noncentral(values: Array, freedom: float, noncentrality: Array) -> Array:
-    """Return the noncentral chi-square distribution function, where it is slow by Abdel-Aty's (1954) normal approximation."""
+    """Return the noncentral chi-square distribution function; where computing it is slow, its normal approximation (Abdel-Aty 1954)."""
     mean = freedom + noncentrality
     large = noncentrality > LARGE
     exact = special.chndtr(np.where(large, 0.0, values), freedom, np.where(large, 0.0, noncentrality))

@@ -78,7 +78,7 @@ def _differing(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[tup
 
 
 def _described(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `COMPUTED` and the settings of a result, as far as it records them."""
+    """Return the entries of `COMPUTED` and the protocol's settings of a result, as far as it records them."""
     cost = result.get("cost") or {}
     setup = {"engine": result.get("engine"), "backend": cost.get("backend"), "device": cost.get("device")}
     setup |= {f"{package} version": (cost.get("versions") or {}).get(package) for package in PACKAGES}

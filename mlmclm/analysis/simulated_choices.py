@@ -12,7 +12,7 @@ from mlmclm.results.measures import Array
 from mlmclm.results.metrics import Rule
 
 ENOUGH = 0.5
-"""Share of the runs at a rate that must have learned for the rate to compete, unless none has as many."""
+"""Share of the runs at a rate that must have learned for the rate to compete, unless no rate reaches it."""
 
 
 def competes(learned: Array, ran: Array) -> Array:

@@ -1,8 +1,8 @@
 """Claims about models in a line of text, and whether the results show them.
 
 `A > B` says that model A scores higher than model B, and `A steadier than B` that its score depends less on the learning
-rate. `on SCOPE` after it names a task or a family of tasks; without it, the first is about the mean over tasks and the second
-about every task.
+rate. `on SCOPE` after it names a task or a family of tasks; without it, `A > B` is about the mean over tasks, and
+`A steadier than B` about every task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 def stated_claim(claim: str, analysis: Analysis) -> Verdict:
     """Return the verdict on a claim such as `1m-mlm40-1k > 1m-clm-1k on sst2`.
 
-    A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence, above chance only.
+    A higher score is shown if Holm's p value over all comparisons of the study is below 1 - confidence; leads at chance don't count.
     A steadier score is shown by a test against simulated studies (`claim_sensitivities`), with Holm's correction over tasks. Both models need scores at the
     same learning rates, with several runs at each. Models with several pretraining runs are compared run by run, in all pairs.
 

@@ -26,8 +26,8 @@ _STABILITY = tuple(name for name, kind in COLUMNS.items() if kind == "float64")
 def task_metrics(analysis: Analysis) -> dict[tuple[str, str], dict[str, float]]:
     """Return the numbers of each (model, task) by name, in the form of tracker metrics; non-finite values are left out.
 
-    Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table`, of which the regret is
-    expected_regret, the columns of `statistics.stability`, and the components of variance as `component_SOURCE`, with
+    Names: best_learning_rate, seeds, cells_missing, columns of `selection.best_table` (`regret` is named
+    expected_regret), the columns of `statistics.stability`, and the components of variance as `component_SOURCE`, with
     `_low` and `_high`; the components of a family of several models are given for each of them.
     """
     renamed = {"learning_rate": "best_learning_rate", "n": "seeds", "regret": "expected_regret"}

@@ -1,4 +1,4 @@
-"""The typical difference of two models on tasks like those of a study, which count as a sample here.
+"""The typical difference of two models on tasks like those of a study, which are treated as a sample of tasks.
 
 The mean over tasks and its interval (`comparison`) are about the study's own tasks. The difference of two models on a task is normal
 around a typical difference, with a variance between tasks on top of its own standard error. The variance is Paule and Mandel's (1982),
