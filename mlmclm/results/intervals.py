@@ -33,7 +33,7 @@ class Estimate:
 
     Attributes:
         value: the weighted sum; NaN if a group is empty.
-        error: its standard error; NaN if the noise of the values is not known: there is one, or they are equal (`all_equal`).
+        error: its standard error; NaN if the noise is not known, because there is one value or all are equal (`all_equal`).
         freedom: Welch-Satterthwaite degrees of freedom; where `error` is NaN, 0 if a group has one value, and NaN otherwise.
         low, high: the two-sided interval; NaN where `error` is NaN.
         p: two-sided p value of "the value is 0"; NaN where `error` is NaN.
