@@ -2,7 +2,7 @@
 
 A file holds `validation` and `test`, each with `score` and `scores_i`, the list of the examples' scores; one of the two may
 be missing. RUN is `lr1e-04_sd0`, in retrieval with the training set in front (`msmarco_pairs_lr1e-04_sd0`).
-Read from github.com/hgissbkh/EncodEval, the results of arXiv 2507.00994.
+Source: github.com/hgissbkh/EncodEval, with the results of arXiv 2507.00994.
 
 The CSV file has a run per row: model, family, dataset, learning_rate, seed, validation_score and test_score. A run without
 scores diverged; a score given as `unread` is not known. Two more columns may be there: `seconds`, the time that the run took, and
@@ -60,7 +60,7 @@ _SAME = 1e-6
 
 @dataclass(frozen=True)
 class _Run:
-    """One `results.json` and what its path says."""
+    """One `results.json` and the names in its path."""
 
     file: Path
     model: str

@@ -1,8 +1,8 @@
 """lm-evaluation-harness's logged samples: `samples_TASK_DATE.jsonl`, one line per document and filter (`--log_samples`).
 
 A line holds `doc_id`, `doc`, the hashes of the document, the prompt and the target, and the document's value of each metric
-(harness 0.4). Since 0.4.5 a line also names its metrics and the filter of the answers; before, a document has a line per filter,
-in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
+(harness 0.4). Since 0.4.5 a line also names its metrics and the filter of the answers; before, all lines of one filter are followed
+by those of the next, in the order of `results*.json`. Before 0.4.3, samples are a JSON list in `MODELARGS_TASK.jsonl`, without hashes,
 beside a `results.json` that names the tasks. Lines of one `doc_id` with different prompts are examples that belong together.
 """
 
@@ -47,7 +47,7 @@ _WORDING = " prompt "
 
 
 class LmEvaluationHarness(Reader):
-    """Logged samples, compressed or not: a file, or the folder of a model with files per task, of which the newest is read.
+    """Logged samples, compressed or not: a file, or the folder of a model. Of several files of one task, the newest is read.
 
     Runs are named by the models' folders. If folders of one name have the same task, such as one model with other settings,
     each is a separate run, named by its path.

@@ -20,7 +20,7 @@ class Reader(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """The format, for people."""
+    """The format's name in messages."""
     unit: ClassVar[str] = "example"
     """The unit that has a score, over which runs are paired."""
     told_by: ClassVar[str] = "contents"
@@ -72,7 +72,7 @@ READERS: Registry[type[Reader]] = KINDS["reader"]
 
 
 def reader_of(path: Path, name: str | None = None) -> Reader:
-    """Return the reader of a file or folder: the one with a name, or the first that recognises it.
+    """Return the reader of a file or folder: the one named `name`, or without a name the first that recognises it.
 
     Raises:
         UserError: there is no such path or reader, or no reader recognises it.

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 ROWS_AT_ONCE = 1 << 16
 """Rows of a table that are Python objects at the same time."""
 _LIST = re.compile(r"\s*\[\s*[{\]]")
-"""Beginning of a JSON list of objects, which some tools write into files with a name such as `.jsonl`."""
+"""Beginning of a JSON list of objects, which some tools write into files that are named as JSON Lines."""
 _TRUTHS = {"true": 1.0, "false": 0.0}
 """Truth values as text: pandas writes them to CSV files, and lm-evaluation-harness writes numpy's in this way."""
 
