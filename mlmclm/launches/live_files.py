@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
     name: str
     start: int
-    """Bytes before this part. 0 starts the file again."""
+    """Bytes before this part. 0 replaces the whole file."""
     content: bytes
 
 
@@ -116,14 +116,14 @@ def sent(job: StageJob, link: Link | None) -> Iterator[None]:
 
 
 def sender(files: tuple[Path, ...], put: Callable[[list[Part]], None]) -> Callable[[], None]:
-    """Return a function that puts the parts of files that have changed since its last call."""
+    """Return a function that passes to `put` the parts of files that have changed since its last call."""
     contents = dict.fromkeys(files, b"")
 
     def look() -> None:
         parts = []
         for path, before in contents.items():
             content = path.read_bytes() if path.is_file() else b""
-            # Files only grow, except at a restart, which starts the metrics file again.
+            # Files only grow, except that a restart replaces the metrics with those of its checkpoint.
             start = len(before) if content.startswith(before) else 0
             if content != before:
                 parts.append(Part(path.name, start, content[start:]))

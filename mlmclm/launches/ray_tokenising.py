@@ -36,7 +36,7 @@ all processors busy."""
 
 
 def on_cluster(session: Session | None) -> Elsewhere | None:
-    """Return the encoder with which `prepare_corpus` tokenises in `session`, or else in this process's; None if there is neither.
+    """Return the encoder with which `prepare_corpus` tokenises in `session`, or else in this process's session; None without either.
 
     `session` is opened when there is text to tokenise. A session that this process already has is left open.
     """

@@ -45,7 +45,7 @@ def explain(error: BaseException, *, title: str, folder: Path, recipe: Recipe) -
 
     A worker's `UserError` keeps its message. Running out of memory and a full disk are recognised by their text, since
     Ray passes on its workers' exceptions as text with a traceback. Any other failure is described by its last line.
-    `folder` is the run's, which holds its checkpoints.
+    `folder` is the run folder, which holds the checkpoints.
     """
     chain = list(_causes(error))
     for item in chain:
