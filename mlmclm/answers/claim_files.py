@@ -1,4 +1,4 @@
-"""The claims that a study tests: packaged files and a user's own."""
+"""The claims that a study tests, from packaged files and the user's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.errors import for_each
 from mlmclm.storage.packaged import packaged_names, packaged_or_path
 
 CLAIMS = Path(__file__).parents[1] / "claims"
-"""Folder of the packaged claims: in a checkout a link to its top-level folder, in a wheel the files themselves."""
+"""Folder of the packaged claims: in a checkout a link to the top-level folder `claims`, in a wheel the files themselves."""
 
 
 def absolute_claims(name: str, beside: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""The comparison of two models of a study, as its report has it, or of two results, example by example of the test splits."""
+"""Comparison of two models of a study, with the numbers of its report, or of two cells, over their test examples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Comparison:
     """Two models, two cells, or two runs of another tool on the same test examples; differences are the first minus the second.
 
     Attributes:
-        rows: for each task the scores, their difference with one interval, and what it `covers`. Of two models of a study it is
-            the difference that the study's report has, with the noise of seeds, of the choice of the rate, and of the test set,
-            and `p_holm` is corrected over the whole study. Where the noise of seeds is not known, and for two cells, it is a
-            paired comparison over examples (`analysis.pairs.compare_sides`).
-        left_out: the reason why a task, or a family of tasks, is left out, by its name.
-        over: the same for families of tasks and the mean over tasks, as in the report; empty for cells, and where the user
-            has chosen tasks or a score.
+        rows: for each task the two scores, their difference with its interval, and the noise that the interval `covers`. For two
+            models of a study, the difference is that of the study's report, with the noise of seeds, of the choice of the rate,
+            and of the test set, and `p_holm` is corrected over the whole study. If the noise of seeds is not known, and for two
+            cells, the difference is from a paired comparison over examples (`analysis.pairs.compare_sides`).
+        left_out: by name of a task or a family of tasks, the reason why it is left out.
+        over: rows for families of tasks and the mean over tasks, as in the report; empty for cells, and if the user has chosen
+            tasks or a score.
         notes: sentences that say what else differs between the two, and which cells are missing.
         pretraining: how many pretraining runs each model has, in words; empty for cells.
         unit: what the sides are paired over: `example` or `task`.
@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Sentences that say on which tasks there is no clear difference, then on which a side is ahead; a lead at chance level is none."""
+        """Sentences that say on which tasks there is no clear difference, then on which a side is ahead; a lead at chance level doesn't count."""
         tasks: dict[str, list[str]] = {}
         rows = [*self.over, *self.rows]
         for row in [row for row in rows if "p_holm" in row] or rows:
@@ -111,10 +111,10 @@ def compare_models(
 
     Args:
         chosen: the results at these learning rates, by (model, task) and seed.
-        tasks: those to compare on.
-        whole: whether these are all of the study's.
+        tasks: the tasks to compare on.
+        whole: whether `tasks` are all tasks of the study.
         metric: a score in place of the tasks' main one.
-        remedy: ends the message of the error that no task can be compared.
+        remedy: the end of the error message if no task can be compared.
 
     Raises:
         UserError: the names are the same, there is no such score, or no task can be compared; the message says why.
@@ -205,7 +205,7 @@ def _of_task(
             "covers": SEEDS if effect_a.folds is None or effect_b.folds is None else BOTH,
             **rates,
         }
-    # Over examples alone, each model is its first pretraining run.
+    # A comparison over examples alone uses the first pretraining run of each model.
     first = [
         {seed: result for (run, seed), result in results.items() if run == reported[side]}
         for results, side in zip(sides, ("model_a", "model_b"), strict=True)
@@ -278,7 +278,7 @@ def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
 def _with_seeds(
     task: str, one: Sequence[KeptExamples], two: Sequence[KeptExamples], metric: str, confidence: float
 ) -> dict[str, Any]:
-    """Compare two models by a score that chose no learning rate, with the noise of seeds and of examples."""
+    """Compare two models by a score that is not the one by which learning rates were chosen, with the noise of seeds and examples."""
     from mlmclm.analysis.pairs import check_same_examples, compare_with_seeds
 
     for cell in (*one[1:], *two):
@@ -316,8 +316,8 @@ def _on_examples(
 
 
 def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a side's learning rate (None where its seeds use different ones), the rate of each seed in order, and, if the grid
-    has several settings, the best ones of its pretraining runs."""
+    """Return a side's learning rate (None where its seeds use different ones), the rates of all seeds in order, and, if the
+    grid has several settings, the settings that these results use."""
     used = [(result["learning_rate"], result.get("setting", "")) for result in results]
     rates, settings = [rate for rate, _ in used], list(dict.fromkeys(setting for _, setting in used if setting))
     columns = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}

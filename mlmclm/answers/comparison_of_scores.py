@@ -31,7 +31,7 @@ from mlmclm.results.metrics import MAIN_METRICS
 SHOWN = 3
 """Maximum number of examples that a message names."""
 NO_TASK = "scores"
-"""Stands for the task of a format that has none."""
+"""Name of the only task in a format without tasks."""
 _SCORE = "score"
 
 
@@ -60,7 +60,7 @@ def compare(
         metric: a score in place of the main one.
         rule: how the learning rate is chosen where a run has several; by default `mean`.
         common: whether examples that only one side has are left out, rather than refused.
-        chances: by task, the score that it gives without a model; the task of a format without tasks is `scores`.
+        chances: the chance level of each task (the score without a model); the task of a format without tasks is `scores`.
         confidence: of the intervals, in (0, 1).
 
     Returns:
@@ -237,7 +237,7 @@ def _chosen(label: str, runs: Sequence[ScoredRun], task: str, rule: str | None) 
             raise UserError(f"{label}, {task}: a run without a validation score; the learning rate cannot be chosen.")
         scores = {"validation": run.validation, "test": float(run.scores.mean()), "place": place}
         rows.append(row(run.learning_rate, run.seed, "ok") | scores)
-    # Nothing is still to be run here: a rate that lacks a seed has lost it, and a mean over the others would flatter the rate.
+    # The results are final, so a rate's missing seed counts as diverged: a mean over its other seeds would flatter the rate.
     present = {(run.learning_rate, run.seed) for run in runs}
     grid = itertools.product({run.learning_rate for run in runs}, {run.seed for run in runs})
     rows += [row(*cell, "diverged") for cell in grid if cell not in present]
@@ -346,7 +346,7 @@ def _standing(
     chance: float | None,
     confidence: float,
 ) -> dict[str, Any]:
-    """Return the chance level of a task, and the sides that are not above it with their whole interval."""
+    """Return the chance level of a task, and the sides whose intervals are not entirely above it."""
     if chance is None:
         return {"chance": None, "at_chance": []}
     at_chance, groups = [], groups_of_examples(labels, sides)

@@ -54,7 +54,7 @@ def import_results(
         models: only these; empty for all.
         tasks: only these; empty for all.
         learning_rates: only these; empty for all.
-        chances: by task, the score that it gives without a model.
+        chances: the chance level of each task (the score without a model).
         name: the name of the study in its report; by default that of the path.
 
     Raises:
@@ -135,7 +135,7 @@ def _plan(model: str) -> ModelName | None:
 
 
 def _of_split(result: dict[str, Any], split: str) -> dict[str, Any]:
-    """Return a result whose test scores are those of a split."""
+    """Return a result with the scores of a split as its test scores."""
     if split == "test" or result["status"] == "diverged":
         return result
     scores = result["scores"].get(split)
@@ -143,7 +143,7 @@ def _of_split(result: dict[str, Any], split: str) -> dict[str, Any]:
 
 
 def _absent(results: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a diverged result for each missing run: each rate and seed of a task, for each model with any run on it."""
+    """Yield a diverged result for each missing run. Each model with any run on a task should have all rates and seeds of the task."""
     grids: dict[str, set[tuple[float, int]]] = {}
     present: dict[tuple[str, str], set[tuple[float, int]]] = {}
     for result in results:

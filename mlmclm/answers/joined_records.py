@@ -1,4 +1,4 @@
-"""Several records as one: parts of one study, computed apart."""
+"""Joining of records: parts of one study that were computed separately become one record."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAY_DIFFER = ("name", "models", "replicates", "baseline", "per_model", "tasks", 
 def joined(parts: Mapping[str, StudyRecord]) -> StudyRecord:
     """Return the published records of the parts of one study as one; models may overlap.
 
-    If several parts have a model with equal weights, it has the cells of all. If its weights differ, because each part has
-    pretrained it, only the first part's cells are taken, and a message says so. If two parts have different scores of a
-    cell, the first part's are taken, again with a message.
+    A model that several parts have with equal weights gets the cells of all these parts. If its weights differ, because each
+    part has pretrained the model, only the first part's cells are used. If two parts have different scores for a cell, the
+    first part's scores are used. In both cases a message says so.
 
     Args:
         parts: the records, by their names in messages.

@@ -42,7 +42,7 @@ def continuation(name: ModelName, *, given: bool = False) -> Continuation | None
     """Return what a model's pretraining continues; None if it was trained in one go, or not at all.
 
     Args:
-        given: whether the size stands for given weights, from which its phases go on.
+        given: whether the size in the name means given weights, from which the phases continue.
     """
     trained = _trained(name)
     ends = [place for place, phase in enumerate(trained[:-1], 1) if phase.decayed]

@@ -1,4 +1,4 @@
-"""Outcomes of test examples: as tables of many cells, and as scores that depend on the weights of the examples."""
+"""Outcomes of test examples: as tables of many cells, and as scores that are functions of the examples' weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Outcomes:
     """The outcomes of the test examples of many cells.
 
     Attributes:
-        tables: by task; each has the column `key`, the rows of a key together, and those of `results.examples`.
-        labels: the names of classes or tags by cell; cells without any are not in it.
+        tables: by task; each has a column `key`, with the rows of a key together, and the columns of `results.examples`.
+        labels: the names of classes or tags by key of the cell; cells without any are not in it.
     """
 
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def fold_reader(
     def folds(rows: Sequence[Mapping[str, Any]]) -> Array | None:
         try:
             kept = [source.examples(by_key[row["key"]]) for row in rows]
-        except UserError:  # some are damaged, or not known
+        except UserError:  # some predictions are damaged or missing
             return None
         if not kept or kept[0].units < 2 or len({cell.rows for cell in kept}) > 1:
             return None
@@ -130,7 +130,7 @@ def fold_reader(
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    """Return whether a column holds lists of numbers with fractions."""
+    """Return whether a column holds lists of floating-point numbers."""
     return bool(pa.types.is_list(kind) and pa.types.is_floating(kind.value_type))
 
 

@@ -59,7 +59,7 @@ def rank(
         reader, tasks, metric, rule, common, confidence: as in `compare`.
 
     Raises:
-        UserError: a file is malformed, there are fewer than two models, they have no task or other examples in common.
+        UserError: a file is malformed, there are fewer than two models, they have no task in common, or different examples.
     """
     loaded = [(path, *read(Path(path), reader)) for path in paths]
     units = {source.unit for _, source, _ in loaded}

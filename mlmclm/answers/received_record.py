@@ -1,7 +1,7 @@
-"""The gate for published studies: a bundle that others have made, read once, with typed values that agree with each other.
+"""Reading and checking of studies that others have published: a bundle's values have the declared types and agree with each other.
 
-Values that several of its files contain must be equal: results.csv, the cells and the outcomes of test examples; weights and
-data of tasks; names. Nothing is computed again, so this can only show that a bundle contradicts itself. `recompute` does the rest.
+Values that several files of the bundle contain must be equal: scores (results.csv, cells, outcomes of test examples), names, and the
+hashes of weights and task data. No result is computed again, so wrong but consistent results pass; `recompute` finds those.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ from mlmclm.tasks.family import Family
 from mlmclm.tasks.metric import METRICS
 
 LARGEST_TEXT = 1 << 20
-"""Most bytes of a YAML file. A study's has a few thousand."""
+"""Maximum size of a YAML file in bytes. A study's file has a few thousand."""
 MOST_CELLS = 1_000_000
-"""Most cells of a grid that is read. Each takes time and memory, also one without a result."""
+"""Maximum number of cells of a grid that is read. Each cell takes time and memory, even without a result."""
 _CELLS = TypeAdapter(list[ReceivedCell])
 
 
 class RecordFile(Protocol):
-    """A study's file, as the gate needs it."""
+    """The part of a study's file that reading a record needs."""
 
     @property
     def kind(self) -> str:
@@ -98,13 +98,13 @@ class ReadFile(Protocol):
 
 
 def read_record(folder: Path, read_file: ReadFile) -> StudyRecord:
-    """Read a published record, and check that it keeps to its folder and agrees with itself.
+    """Read a published record; check that it names no file outside of its folder and doesn't contradict itself.
 
     Args:
         read_file: checks the values of the study's file.
 
     Raises:
-        UserError: there is none, it is damaged, it contradicts itself, it names something outside of its folder, or another
+        UserError: there is no record, it is damaged, it contradicts itself, it names something outside of its folder, or another
             version of mlmclm wrote it.
     """
     if not is_bundle(folder):
@@ -176,7 +176,7 @@ def _read(folder: Path, files: Mapping[str, bytes], read_file: ReadFile) -> Stud
 
 
 def _own_words(facts: StudyFacts, kind: str) -> StudyFacts:
-    """Return facts without links and commands that a stranger has written."""
+    """Return facts without the publisher's links and commands; the command and the basis refer to the bundle's study.yaml."""
     command = f"mlmclm {kind} {STUDY}"
     basis = replace(
         asked_for(command),
@@ -306,7 +306,7 @@ def _check_table(bundle: StudyRecord, content: bytes) -> None:
 
 
 def _check_examples(bundle: StudyRecord) -> None:
-    """Check that the scores of cells are those of their test examples, where the bundle has these and they suffice."""
+    """Check that the cells' scores equal those of their test examples, if the bundle has these and scores can be computed from them."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in bundle.rows:
         rows.setdefault(row["task"], {})[row["key"]] = row
@@ -330,7 +330,7 @@ def _check_examples(bundle: StudyRecord) -> None:
 def _unlike_in_table(
     bundle: StudyRecord, task: str, table: pa.Table, rows: Mapping[str, dict[str, Any]]
 ) -> Iterable[str]:
-    """Yield what contradicts the examples of a task's cells; raise an error unless all were tested on the same ones."""
+    """Yield, in words, how a task's cells contradict their examples; raise an error if cells were tested on different examples."""
     where = f"{OUTCOMES}/{task}.parquet"
     if table.column_names.count("key") != 1 or table["key"].null_count:
         raise UserError(f"{where}: expected a column key, with a key in each row.")
@@ -342,14 +342,14 @@ def _unlike_in_table(
         if key not in rows or rows[key]["status"] != "ok":
             raise UserError(f"{where}: key {clipped(str(key))!r} is not that of a scored cell of the task.")
         family, kept = FAMILIES.find(rows[key]["family"]), bundle.kept.examples(rows[key])
-        if family is not None:  # else a package declares it that is not installed
+        if family is not None:  # else the package that declares the family is not installed
             yield from _unlike(family, kept)
             limits = tuple(rows[key]["protocol"].get(name) for name in TESTED_ON)
             check_same_examples(firsts.setdefault(limits, kept), kept, family.gold_columns)
 
 
 def _unlike(family: type[Family], kept: KeptExamples) -> Iterable[str]:
-    """Yield what contradicts the examples of a cell, in words, if anything does."""
+    """Yield, in words, how a cell contradicts its examples, if it does."""
     row = kept.result
     where = f"Result {row['key']} (model {row['model']}, task {row['task']})"
     columns = kept.columns

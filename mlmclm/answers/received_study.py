@@ -1,4 +1,4 @@
-"""The check of a study.yaml that others wrote: it says what was computed, and names no place on the reader's machine."""
+"""Check of a study.yaml that others wrote: the file must not name paths or services on the reader's machine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from mlmclm.errors import CONTROLS, UserError, clipped, unknown
 
 RECORD = "bundle.json"
-"""The file by which the folder of a record, a published study, is known."""
+"""The file that marks a folder as a record, that is, a published study."""
 ELSEWHERE = (
     "tracking", "shards", "cache", "comms_logger", "csv_monitor", "flops_profiler", "tensorboard", "wandb",
 )  # fmt: skip
-"""Keys in a study's file that are about the machine that computed it; those of DeepSpeed write files, or send to a server."""
+"""Keys in a study's file about the machine that computed it. DeepSpeed's keys among them write files or send data to a server."""
 KEYS = (
     "name", "models", "initial", "parts", "replicates", "baseline", "corpus", "corpora", "tokenizer", "recipe", "device",
     "space", "tasks", "seeds", "per_task", "per_model", "zero_shot", "claims", "card",
 )  # fmt: skip
-"""Keys of a study's file that a record has."""
+"""Keys of a study's file that a record may have."""
 FREE_TEXT = ("description", "citation", "licence", "datasets")
-"""Keys whose text is for people alone, and may have addresses."""
+"""Keys whose text is only for people to read, so it may contain addresses."""
 DEEPSPEED = (
     "activation_checkpointing", "communication_data_type", "dump_state", "gradient_predivide_factor", "memory_breakdown", "prescale_gradients",
     "sparse_gradients", "steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
     "zero_optimization",
 )  # fmt: skip
-"""DeepSpeed's settings in a record: none that reads or writes files."""
+"""DeepSpeed's settings that a record may have: none reads or writes files."""
 DEEPSPEED_WORDS = ("auto", "bf16", "cpu", "fp16", "fp32", "none")
 REMEDY = "A record is read only if it names nothing outside of its folder."
 
@@ -113,7 +113,7 @@ def check_plain(value: Any, where: object) -> None:
     """Check that a YAML file of others has only values of JSON; texts inside other types (bytes, sets) would go unchecked.
 
     Raises:
-        UserError: it has another value.
+        UserError: the file has a value of another type.
     """
     if isinstance(value, Mapping):
         for part in (*value, *value.values()):
@@ -131,7 +131,7 @@ def check_texts(values: Any, where: object) -> None:
     """Check the texts of a YAML file of others: none is an address, leads out of the folder, or controls a terminal.
 
     Raises:
-        UserError: one does.
+        UserError: a text breaks one of these rules, or a value is not one of JSON.
     """
     check_plain(values, where)
     for place, text in texts_in(values):

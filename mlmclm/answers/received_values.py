@@ -30,9 +30,9 @@ from mlmclm.tasks.declaration import FAMILIES
 UNFIT = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, pa.ArrowException, RecursionError, csv.Error, OSError,
 )  # fmt: skip
-"""Errors that readers and the scores of families raise for values of a kind that they do not expect."""
+"""Errors that readers and the score functions of families raise for values of an unexpected type."""
 CLOSE = 1e-9
-"""Most by which a score may differ from that of its examples: sums are taken in another order elsewhere."""
+"""Largest allowed difference of a score from the one computed from its examples: another machine may sum in another order."""
 
 
 def _plain(text: str) -> str:
@@ -47,7 +47,7 @@ def _a_time(text: str) -> str:
 
 
 def check_time(seconds: float) -> None:
-    """Raise a `ValueError` unless a time in seconds since 1970 is one in which somebody can have computed something."""
+    """Raise a `ValueError` unless a time, in seconds since 1970, is a plausible time of a computation (2001 to 2286)."""
     if not 1e9 <= seconds <= 1e10:
         raise ValueError(f"{seconds:g} seconds since 1970 is no time at which it can have been computed")
 
@@ -64,7 +64,7 @@ _Scores = dict[_Name, Annotated[FiniteFloat, Field(ge=-1.0, le=1.0)]]
 
 
 class _Typed(BaseModel):
-    """Values of the types that are declared, without any conversion; further ones may be there."""
+    """Base class: values must have the declared types, without any conversion; further keys are allowed."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
 
@@ -126,7 +126,7 @@ class ReceivedGrid(_Typed):
     grows: bool = False
     race: None = None
     allotted: dict[_Name, None] = {}
-    """Not used: null and without values in every record; the format keeps the two keys."""
+    """`race` and `allotted` are not used; the format still has both keys, null and empty in every record."""
 
 
 class _Chance(_Typed):
@@ -146,7 +146,7 @@ class ReceivedAbout(_Typed):
 
 @contextmanager
 def naming(where: object) -> Iterator[None]:
-    """Turn the errors of values that are not as mlmclm writes them into a `UserError` that says where they are."""
+    """Turn errors from values that mlmclm would not write into a `UserError` that says where these values are."""
     try:
         yield
     except ValidationError as error:

@@ -1,11 +1,11 @@
-"""The record of a study: everything that its report is made from. It is published as a small folder.
+"""The record of a study: everything that its report needs. It is published as a small folder.
 
     study.yaml            the study, with its search space, so that others can run it
     tasks/, protocols/, claims/    the files of the user's own that study.yaml names, if any
     results.csv           one row a cell: model, task, learning rate, seed, scores, key, seconds
     cells.parquet         each cell's result as JSON, by key
     examples/TASK.parquet one row a cell and test example: its outcome
-    states.json           hashes of weights, keys of states, corpus and tokenizer, stages with hardware, software and time
+    states.json           hashes of weights, keys of checkpoints, corpus and tokenizer, stages with hardware, software and time
     bundle.json           the grid, and facts of the models and tasks
     checksums.json        size and SHA-256 of each of these files
 
@@ -57,12 +57,12 @@ ABOUT, STATES, STUDY, RESULTS, CELLS = RECORD, "states.json", "study.yaml", "res
 CARD = "README.md"
 """The only file without a checksum, because people edit it."""
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
-"""Upper limits of the numbers of rows in the Hub's size categories of data sets."""
+"""The Hub's size categories of data sets, each with its upper limit of rows."""
 OWN, OUTCOMES = ("tasks", "protocols", "claims"), "examples"
 NAMES = re.compile(
     rf"(bundle|states)\.json|study\.yaml|results\.csv|cells\.parquet|{OUTCOMES}/[^/]+\.parquet|({'|'.join(OWN)})/[^/]+"
 )
-"""The files of a bundle, besides card and checksums: those of the user's own that the study names, and outcomes, in subfolders."""
+"""The files of a bundle, besides card and checksums; subfolders hold the outcomes and the user's files that study.yaml names."""
 PATH = re.compile(r"(?<![\w.:/~])~?(?:/[\w.@+ -]*[\w.@+-])+")
 FACTS: TypeAdapter[StudyFacts] = TypeAdapter(StudyFacts)
 
@@ -72,7 +72,7 @@ class ComputedStage:
     """A stage of pretraining as it was computed."""
 
     key: str
-    """Key of its last state."""
+    """Key of the checkpoint in which the stage ends."""
     title: str
     models: tuple[str, ...]
     work: ComputedWork
@@ -100,7 +100,7 @@ class ComputedStates:
 
 STATES_TYPE: TypeAdapter[ComputedStates] = TypeAdapter(ComputedStates)
 UNKNOWN_STATES = ComputedStates(None, None, None, {}, {})
-"""For results of other tools."""
+"""The value for results of other tools."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class AnalysisSetting:
     """How the results are analysed: arguments of `analysis.analyse.analyse`.
 
     Attributes:
-        ranges: of the main scores, where another tool has computed them; None for those that the tasks' families declare.
+        ranges: the ranges of the main scores if another tool has computed them; None for the ranges that the tasks' families declare.
     """
 
     grid: Grid
@@ -151,15 +151,15 @@ class StudyRecord:
 
     Attributes:
         name: the study's name.
-        rows: the results, each under the names of its model and setting.
-        kept: the source of the outcomes of their test examples.
-        about: returns facts about the models and tasks, without claims, costs and provenance, and the data and settings that the
-            results were computed from. It is called when they are first needed.
+        rows: the results, one a cell, each with the names of its model and setting.
+        kept: the source of the outcomes of the cells' test examples.
+        about: returns two things: facts about the models and tasks, without claims, costs and provenance; and the data and settings
+            that the results were computed from. It is called when one of them is first needed.
         claims: reads the claims that the report tests.
-        kind: the word for the study's file, with which a command computes it: `study` or `sweep`; empty if none does.
-        source: its file, for messages; empty where it is the user's own.
+        kind: the kind of the study's file, which is also the command that computes the study: `study` or `sweep`; empty if there is none.
+        source: the path of a published study's file, for messages; empty for a study of the user.
         spelled: spells a model's name as the study does.
-        study, files: values of its file, and other files that belong to it by their paths in the folder, once it is published.
+        study, files: for a published study, the values of study.yaml, and the content of the files that it names, by path in the folder.
     """
 
     name: str
@@ -238,7 +238,7 @@ class StudyRecord:
         ]
         tasks = self.facts.tasks
         front = {
-            # Only the user knows it: the outcomes of test examples hold the tasks' answers, which have licences of their own.
+            # Only the user knows the licence: the outcomes of test examples hold the tasks' answers, which have licences of their own.
             "license": (self.study.get("card") or {}).get("licence") or "unknown",
             "pretty_name": self.name,
             "size_categories": [_size(len(self.rows) + sum(map(len, self.outcomes.tables.values())))],

@@ -1,4 +1,4 @@
-"""The results of a study, from a store, a published folder or another tool, and what follows from them."""
+"""The results of a study, from a store, a published folder or another tool, and the analysis, advice, figures and comparisons that follow from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Results:
-    """The results of a study, of which there is at least one, and what follows from them.
+    """At least one result of a study, with the analysis, advice, figures and comparisons that follow from it.
 
     The tables are DataFrames, the same as the CSV files beside the report (docs/report.md); scores in them are
     fractions of 1. Cells without a result count as missing.
@@ -38,7 +38,7 @@ class Results:
         runs: the MLflow address of the runs behind the results, or the command that shows them; empty without either.
         failure: the error of zero-shot evaluations that failed.
         files: the files of the report by name, once it is written.
-        grids: Ray Tune's ResultGrid of each experiment of this run, with one trial a training; results from the store need none.
+        grids: Ray Tune's ResultGrid of each experiment of this run, with one trial per training; results from the store are in none.
     """
 
     record: StudyRecord
@@ -62,7 +62,7 @@ class Results:
         """Return the results with the best learning rates chosen by a rule.
 
         Args:
-            rule: `mean`, `per_seed` or `on_test`; None for the study's own.
+            rule: `mean`, `per_seed` or `on_test`; None for the rule of the study.
 
         Raises:
             UserError: there is no such rule.
@@ -91,7 +91,7 @@ class Results:
 
     @property
     def report(self) -> Path | None:
-        """The report's page, once it is written: that of the last run, until these results are written themselves."""
+        """The page of the report: that of the last run if it wrote one, or the page of these results after `write`; else None."""
         return self.files.get("report")
 
     @cached_property
@@ -101,7 +101,7 @@ class Results:
 
     @cached_property
     def basis(self) -> Basis:
-        """The costs of the results, their foundations, and the way to ask for more."""
+        """The costs of the results, their basis, and how to ask for more."""
         examples = dict[str, int]()
         for row in self.rows:
             if row["task"] not in examples and row["status"] == "ok":
@@ -256,7 +256,7 @@ class Results:
     def _at_best_rates(self) -> Iterator[tuple[str, str, int | str, Mapping[str, Any]]]:
         """Yield model, task, seed and result of the cells at the best learning rates.
 
-        The seed is `h0-o1-d0` where the streams have seeds of their own.
+        The seed has the form `h0-o1-d0` if head, order and dropout have different seeds.
         """
         for (model, task), by_seed in self.chosen().items():
             for seeds, result in by_seed.items():
