@@ -1,4 +1,4 @@
-"""Writer of runs to any MLflow address but the store's own database: one by one, through MLflow's client."""
+"""Writer of runs, one by one, through MLflow's client, to any MLflow address other than the store's own database."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class ClientWriter(Writer):
 
 
 def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-    """Return whether a run has its whole record, or the record only announces it again (`Writer.write`)."""
+    """Return whether a run has everything of its record, or the record only announces a finished run again (`Writer.write`)."""
     stored_params, stored_tags = run.data.params, run.data.tags
     numbers = all(run.data.metrics.get(name) == point[1] for name, point in latest(record.metrics).items())
     if record.running and run.info.status == "FINISHED":

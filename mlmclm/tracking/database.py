@@ -36,7 +36,7 @@ def sqlite_address(path: Path) -> str:
     """Return the address of an SQLite file.
 
     MLflow creates the folders of a `sqlite:///` address without unescaping it, and would leave an empty folder beside
-    the right one. It does so for no address that names the driver.
+    the right one. An address that names the driver avoids this.
     """
     plain = str(path)
     escaped = plain.replace("%", "%25").replace("?", "%3F")
@@ -83,7 +83,7 @@ def adopt_artifacts(database: Path) -> None:
             for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
                 connection.execute(
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                    # Replaces only the prefix, and compares with substr because LIKE would treat `_` and `%` in paths
+                    # Replace only the prefix, and compare with substr because LIKE would treat `_` and `%` in paths
                     # as wildcards.
                     (location, len(old) + 1, len(old), old),
                 )
@@ -120,7 +120,7 @@ def commit_lightly() -> None:
     """Sync this process's SQLite databases to the disk at checkpoints rather than at every commit.
 
     A power failure may then lose the last runs, which `mlmclm tracking sync` writes again; it cannot damage the file.
-    MLflow commits six times for each run, and a third of the time went to waiting for the disk.
+    MLflow commits six times for each run; with a sync at each commit, a third of the time went to waiting for the disk.
     """
 
     @event.listens_for(Engine, "connect")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CLIENT_ENVIRONMENT = {
-    # The follower retries by itself. The client would create a run twice if the reply to its first request was lost.
+    # The follower (`studies.follower`) retries by itself. MLflow's client would create a run twice if the reply to its first request was lost.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
@@ -33,7 +33,7 @@ CLIENT_ENVIRONMENT = {
 
 @contextmanager
 def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
-    """Open a study's experiment for the block; a writer belongs to one thread.
+    """Open a study's experiment, and yield a writer that only one thread may use.
 
     A missing database, schema or experiment is created. The first time this takes seconds (importing MLflow 2 s,
     creating its SQLite schema 3 s).
@@ -49,7 +49,7 @@ def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
     from mlflow.tracking import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)  # the import resets the level
-    # It logs each error of the database, with its traceback and the rows, before raising it.
+    # This logger would print each error of the database, with its traceback and the rows, before raising it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     database = sqlite_file(address)
     in_store = database is not None and database == own_database(store)
@@ -62,7 +62,7 @@ def writer_of(address: str, experiment: str, store: Path) -> Iterator[Writer]:
     with ExitStack() as stack:
         try:
             stack.enter_context(only_one(folder / f".{experiment}.lock", f"experiment {experiment!r} in MLflow"))
-        except UserError as error:  # it passes when the other process ends
+        except UserError as error:  # this error passes when the other process ends
             raise EnvironmentFault(str(error)) from error
         client = MlflowClient(tracking_uri=address)
         # A server decides for itself where artifacts go; only a database needs a location from its clients.

@@ -17,7 +17,7 @@ LASTING_IN_SQLITE = ("SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_AUTH")
 
 
 def passing(error: BaseException | None) -> bool:
-    """Return whether an error can pass: it, or one of its causes, is of a kind that can, and none is of a kind that stays."""
+    """Return whether an error can pass: the error or one of its causes is of a kind that can pass, and none is of a kind that stays."""
     can_pass = False
     while error is not None:
         if getattr(error, "errno", None) in LASTING:

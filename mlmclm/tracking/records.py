@@ -32,7 +32,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """A model that a run has trained or chosen, as MLflow lists models; its metrics are the run's, on the run's data set."""
+    """A model that a run has trained or chosen, as MLflow lists models; its metrics are those of the run, on the run's data set."""
 
     name: str
     kind: Literal["pretrained", "fine-tuned"]
@@ -44,9 +44,9 @@ class ModelRecord:
 class RunRecord:
     """An MLflow run; `key` identifies it, and the other fields are its content.
 
-    `metrics` are all points of an ended run; the points of a running one are added to those that the run has.
+    `metrics` are all points of an ended run; for a running one, they are added to the points that the run already has.
 
-    `outputs` are the models that it has trained or chosen, `uses` the names of the pretrained ones from which it started, and
+    `outputs` are the models that the run has trained or chosen, `uses` the names of the pretrained ones from which it started, and
     `experiment` the tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
     milliseconds since 1970. They come from the results, so the same results always give the same record.
     """

@@ -14,14 +14,14 @@ VIEW, CELLS, CHARTS = "mlmclm", "mlmclm-cells", "mlmclm-charts"
 """Keys of a study's views: the table of its models, that of its cells, and charts of the models."""
 OF_MODELS, OF_GROUPS, OF_CELLS = (f"tags.`mlmclm.kind` = '{kind}'" for kind in ("model", "group", "cell"))
 WITHOUT_TASKS = "tags.`mlmclm.kind` != 'cell' and tags.`mlmclm.kind` != 'group'"
-"""Filters of MLflow's run search."""
+"""Filters of MLflow's run search, by the kind of run."""
 ABOUT_MODELS = ("params.objective", "params.size", "params.mask_ratio", "params.tokens")
 MOST_TASKS, MOST_CHARTS = 40, 8
 """Maximum number of tasks with columns in the tables, and with bar charts: a tag has at most 5,000 characters."""
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name without characters that MLflow refuses: the @ of ndcg@10 and the + of a mean of several."""
+    """Return a metric's name without characters that MLflow refuses: the @ of ndcg@10, and the + that joins the metrics of a mean."""
     return name.replace("@", "_at_").replace("+", "_and_")
 
 
@@ -73,7 +73,7 @@ def _charts(by: str, scores: Sequence[str]) -> dict[str, Any]:
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": by}]},
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [{"uuid": f"chart{number}", **fixed, **chart} for number, chart in enumerate(charts)],
-        # To the last section MLflow adds a chart for each metric without one.
+        # MLflow adds a chart for each metric without one to the last section.
         "compareRunSections": [
             {"uuid": uuid, "name": name, "display": True, "isReordered": False}
             for uuid, name in (("scores", "Scores"), ("others", "Model metrics"))
@@ -83,7 +83,7 @@ def _charts(by: str, scores: Sequence[str]) -> dict[str, Any]:
 
 def runs_page(experiment: str, condition: str) -> str:
     """Return the page of the runs that a filter finds, relative to the server's address, the best score first."""
-    # With a filter MLflow accepts an order but no shared view.
+    # In an address with a filter, MLflow accepts a sort order but no shared view.
     return f"#/experiments/{experiment}/runs?{MODEL_TRAINING}&{BY_SCORE}&searchFilter={quote(condition, safe='')}"
 
 

@@ -30,7 +30,7 @@ NAMES = {
     "test_sd": "score_sd",
     "validation_mean": "validation_score",
 }
-"""Names in MLflow of some of the analysis's numbers; the others keep theirs."""
+"""MLflow names of numbers of the analysis, by their names there; numbers that are not listed keep their names."""
 
 
 def sweep_key(study: str) -> str:
@@ -88,7 +88,7 @@ def sweep_record(
         answer: what the results advise, in sentences; the first is the verdict.
         pages: links to other programs that show the study, by name.
         baseline: the model that the others must beat.
-        given: whether the models are given ones, whose objectives are not known; the charts are then by model.
+        given: whether the models are given rather than pretrained by the study; their objectives are unknown, so charts are by model.
         metrics: numbers of the whole study, from `analysis.summary.study_metrics`.
         points: the number of grid points over all tasks, if the grid has axes other than learning rate and seed.
         cells: the number of cells, if learning rates were added to the grid.
@@ -153,7 +153,7 @@ def model_record(
     Args:
         about: as for `group_record`.
         metrics: its numbers, from `analysis.summary.model_metrics`.
-        source: where the model is from; None if a stage of the study has trained it, whose run then has the model.
+        source: where the model is from; None if a stage of the study has trained it: the stage's run then lists the model.
     """
     params = {"model": model, **about}
     outputs = [] if source is None else [ModelRecord(model, "pretrained", params | {"source": source})]
@@ -191,12 +191,12 @@ def group_record(
     Args:
         about: parameters from the study: `objective`, `size`, `mask_ratio`, `tokens`, `pretraining_data` and `family`.
         metric: the name of the main score, to which the numbers refer.
-        rates: the best learning rate as text, with counts if seeds have different ones and the setting (`selection.best_rates`).
+        rates: the best learning rate and the setting as text, with counts if seeds have different rates (`selection.best_rates`).
         note: caveats of the score: no interval, not above chance, not final.
         verdict: how the model compares with the others on the task, in a sentence.
         metrics: the numbers, from `analysis.summary.task_metrics`.
-        results: the results of its cells, for the settings, data and commit that all of them share. The time is that of
-            the last one to finish, so that the record is the same whenever it is built.
+        results: the results of its cells, for the settings, data and commit that all of them share. The run's time is that
+            of the last cell to finish, so that the record is the same whenever it is built.
         source: where the task's data are (`DataSet`).
     """
     numbers = {NAMES.get(name, name): value for name, value in (metrics or {}).items() if value is not None}
@@ -250,16 +250,16 @@ def group_record(
 
 
 def zero_shot_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, str]) -> RunRecord:
-    """Build the run of a model's result on a zero-shot task; it stands beside the summaries of fine-tuned tasks.
+    """Build the run of a model's result on a zero-shot task; in MLflow it is next to the summaries of fine-tuned tasks.
 
-    `score` is the metric that stands for the task; all metrics have their own names too.
+    The task's main metric is recorded as `score`, and every metric under its own name.
 
     `about` is as for `group_record`; its `family` is replaced.
     """
     model, task, main = str(result["model"]), str(result["task"]), str(result["main"])
     score = result["metrics"][main]
     named = {"score": score["score"], "score_low": score["low"], "score_high": score["high"]}
-    # MLflow allows no comma in a name, which separates a metric from its filter.
+    # The comma separates a metric from its filter; MLflow allows none in a name.
     named |= {name.replace(",", ""): entry["score"] for name, entry in result["metrics"].items()}
     finished = finished_ms(result)
     return RunRecord(
@@ -313,7 +313,7 @@ def cell_record(study: str, result: Mapping[str, Any], *, about: Mapping[str, st
     params |= {name: text for name, text in (about or {}).items() if text}
     seeds = f"s{seed}" if isinstance(seed, int) else str(seed)
     return RunRecord(
-        key=stable_hash(["cell", model, result["key"]]),  # two models' names may stand for the same weights
+        key=stable_hash(["cell", model, result["key"]]),  # two names may be of models with the same weights
         name=" ".join(filter(None, (task, f"lr{rate_text(rate)}", seeds, setting, model))),
         parent_key=group_key(study, model, task),
         params={"learning_rate": rate_text(rate), "model": model, "seed": str(seed), "task": task, **params},
@@ -347,11 +347,11 @@ def stage_record(
     """Build the run of a pretraining stage that is not trained yet.
 
     Args:
-        stage: the key of the state in which the stage ends.
+        stage: the key of the checkpoint in which the stage ends.
         title: the stage's title, which becomes the run's name.
         settings: the whole nested configuration, which becomes parameters named `a.b.c`.
         models: the names of the models that share the stage.
-        outputs: those that it completes.
+        outputs: the models that the stage completes.
     """
     return RunRecord(
         key=stable_hash(["stage", study, stage]),

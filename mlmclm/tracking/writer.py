@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 KEY_TAG, PARENT_TAG, USER_TAG, CONTEXT_TAG = "mlmclm.key", "mlflow.parentRunId", "mlflow.user", "mlflow.data.context"
 MODELS_TAG = "mlmclm.logged"
-"""Tag of a run whose models are all written: a hash of them."""
+"""Tag that a run gets once all its models are written; its value is a hash of them."""
 LONGEST_PARAM, LONGEST_TAG, LONGEST_DIGEST = 6000, 5000, 36
 """Characters that MLflow stores of a parameter, a tag, and the digest of a data set."""
 
 
 class Writer(ABC):
-    """Writer to the runs of one experiment; a run belongs to the record whose key is its tag `KEY_TAG`.
+    """Writer to the runs of one experiment; a run belongs to the record whose key is in the run's tag `KEY_TAG`.
 
-    A writer keeps what a run has beyond its record, for instance a tag that a user gave it. Methods may raise whatever MLflow,
-    its database or the network raises. A call that failed is repeated by calling again.
+    A writer doesn't remove what a run has beyond its record, for instance a tag that a user gave it. Methods may raise whatever
+    MLflow, its database or the network raises; a call that failed can be repeated.
     """
 
     at_once: ClassVar[int]
@@ -46,7 +46,7 @@ class Writer(ABC):
         or has failed is running again.
 
         Args:
-            records: parents come before their children, here or in earlier calls.
+            records: parents come before their children, in the same call or in earlier ones.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ from mlmclm.tracking.records import RunRecord, latest
 
 
 def tensorboard(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
-    """Write a folder of event files for each run; return how to see them."""
+    """Write a folder of event files for each run; return the command that shows them."""
     from tensorboardX import SummaryWriter
     from tensorboardX.summary import hparams
 

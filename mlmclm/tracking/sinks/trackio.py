@@ -13,8 +13,8 @@ VARIABLE = "TRACKIO_DIR"
 
 
 def trackio(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
-    """Write the study's project, without runs that have no metric; return how to see it."""
-    os.environ[VARIABLE] = str(folder)  # which it reads on import
+    """Write the study's project, without runs that have no metric; return the command that shows it."""
+    os.environ[VARIABLE] = str(folder)  # Trackio reads it on import
     import trackio as package
     from trackio.utils import TRACKIO_DIR
 

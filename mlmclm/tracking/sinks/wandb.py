@@ -10,7 +10,7 @@ from mlmclm.tracking.records import RunRecord
 
 
 def wandb(study: str, runs: Sequence[RunRecord], folder: Path) -> str:
-    """Write each run under an id that depends on its key alone; return how to see them."""
+    """Write each run under an id that depends on its key alone; return the command that sends them."""
     import wandb as package
 
     os.environ.setdefault("WANDB_MODE", "offline")
