@@ -23,20 +23,20 @@ from mlmclm.reports.unlike_setups import setup_sentences
 from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs
 
 NEAREST = 3
-"""Most models for which the advice says what would show a difference from the best."""
+"""Maximum number of models for which the advice says what would show a difference from the best."""
 MOST_LISTED = 60
-"""Most seeds that are written out as a list for the study's file."""
+"""Maximum number of seeds that are written out as a list for the study's file."""
 SEEDS_ALONE = "More fine-tuning seeds alone would not: the noise of pretraining is too large."
 TIMES_UNKNOWN = "How long cells take is not known, as the results have no times."
 AFFORDABLE = 3
 """Seeds that the advice proposes to a study with one seed."""
 FEW_GROUPS = 3
-"""Up to so many groups of models are named; more overlap too much to read."""
+"""Maximum number of groups of models that are named; more groups overlap too much to read."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer, and what belongs to it; each in plain sentences."""
+    """The answer of a study, and its details: groups, families, learning rates, basis and open questions, in plain sentences."""
 
     answer: Headline
     groups: tuple[str, ...]
@@ -46,7 +46,7 @@ class Advice:
     open: tuple[str, ...]
 
     def parts(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return what belongs to the answer, by title; parts without sentences are left out."""
+        """Return the details of the answer, by title; parts without sentences are left out."""
         parts = (
             ("Groups", self.groups),
             ("By kind of task", self.families),
@@ -63,10 +63,10 @@ class Advice:
 
 
 def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
-    """Say what the results of a study advise; never a winner that they don't show.
+    """Return advice from the results of a study; it names no winner that they don't show.
 
     Args:
-        basis: what the results have cost, what they are based on, and how more are asked for, as far as it is known.
+        basis: what the results have cost, what they are based on, and how to ask for more, as far as known.
     """
     answer = headline(analysis)
     detail = " ".join([answer.detail, *warnings(analysis)])
@@ -95,19 +95,19 @@ def _groups(analysis: Analysis, answer: Headline) -> list[str]:
     if len(level) == len(pairs):
         return [f"no two of the {len(ranked)} models differ clearly on {scope}."]
     groups = level_groups(analysis)
-    # Groups are of neighbours. They say it all unless a noisy model is not clearly different from one further away.
+    # Groups are neighbours in the ranking, so they miss a pair if a noisy model is not clearly different from one further away.
     within = {frozenset(pair) for group in groups for pair in itertools.combinations(group, 2)}
     if len(groups) <= FEW_GROUPS and level == within:
         named = "; ".join(text.listing(group, most=4) for group in groups)
         return [f"no clear difference on {scope}: {named}."]
     counted = f"{len(pairs) - len(level):,} of the {len(pairs):,} pairs of models differ clearly on {scope}"
-    # More than the best's group: a noisy model far behind may not be clearly different from the best either.
+    # These can be more models than the best's group, as a noisy model far behind may not be clearly different from the best either.
     best, *others = (*answer.best, *answer.tied)
     return [f"{counted}. Not clearly different from {best}: {text.listing(others) or 'none'}."]
 
 
 def _families(analysis: Analysis) -> list[str]:
-    """Name the best model of every family of tasks where it differs clearly from the others, and the families where none does."""
+    """Name the best model of each family of tasks in which it differs clearly from all others; then name the other families."""
     families = analysis.families
     if analysis.missing:  # no winner is named before the grid is finished (`wording.headline`)
         return []
@@ -143,7 +143,7 @@ def _families(analysis: Analysis) -> list[str]:
 
 
 def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str, list[Record]]:
-    """Return the scope of a family of tasks, and each model's `score` and `above_chance` there."""
+    """Return the scope of a family of tasks (the task if there is one, else the family), and each model's `score` and `above_chance`."""
     if len(tasks) == 1:
         at_chance = {
             row["model"] for row in records(analysis.best) if row["task"] == tasks[0] and row["above_chance"] == "no"
@@ -230,17 +230,17 @@ MOST_TIMES = 100
 
 
 class More(NamedTuple):
-    """A number of seeds at each rate, or of pretraining runs of each model, that a study is to have."""
+    """The total number of seeds at each rate, or of pretraining runs of each model, that the advice asks for."""
 
     number: int
     runs: bool = False
 
 
 def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[str, More | None]:
-    """Say what would show a difference from the best model, or why more seeds and runs would not, and what to ask for.
+    """Say what would show a difference from the best model, or why more seeds and runs would not; return also what to ask for.
 
     Args:
-        row: the comparison of the best with the other.
+        row: the comparison of the best model (`model_a`) with the other.
     """
     tasks, now, rival = sorted(analysis.families), len(analysis.grid.seeds), row["model_b"]
     contrast = mean_difference(analysis.effects, (best, rival), tasks)
@@ -263,7 +263,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
         wanted = runs_or_obstacle(gap, contrast, runs, level)
         return _settled_by_runs(analysis, lead, needed if contrast.within else "noise", wanted, basis)
     if isinstance(needed, int):
-        # The study may have the power already and have missed the difference, so it is at least one seed more.
+        # A study that already has enough seeds for this power can miss the difference, so ask for at least one seed more.
         seeds = max(needed, now + 1)
         cost = _cost(analysis, further_cells(analysis, seeds), basis)
         sentence = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
@@ -283,7 +283,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
 def _settled_by_runs(
     analysis: Analysis, lead: str, seeds: int | Obstacle, runs: int | Obstacle, basis: Basis
 ) -> tuple[str, More | None]:
-    """Say how many pretraining runs of each model find a lead, and whether seeds alone would."""
+    """Say how many pretraining runs of each model would show a lead, and whether more seeds alone would; return also what to ask for."""
     notes = []
     options: list[tuple[int, More]] = []
     if isinstance(runs, int):
@@ -310,9 +310,9 @@ def _settled_by_runs(
 
 
 def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
-    """Return the cells by (model, task) that a number of seeds at each rate of every task adds to the study.
+    """Return the number of cells by (model, task) that are added if every rate gets a number of seeds.
 
-    Rates that the grid has added count.
+    These rates include those that the grid has added to its list.
     """
     grid = analysis.grid
     return {
@@ -322,7 +322,7 @@ def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
 
 
 def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
-    """Return the cells by (model, task) that a number of pretraining runs of each model adds, as `further_cells`."""
+    """Return the number of cells by (model, task) that are added if each model gets a number of pretraining runs."""
     rates = _rates_run(analysis)
     return {
         (model, task): max(0, runs - len(members)) * len(analysis.grid.seeds) * rates.get((members[0], task), 0)
@@ -342,12 +342,12 @@ def _rates_run(analysis: Analysis) -> dict[tuple[str, str], int]:
 
 
 def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis) -> str:
-    """Say what more cells cost: their number over all models, and the time by the recorded cost of those that are there."""
+    """Say what more cells cost: their number over all models, and the time, estimated from the recorded cost of existing cells."""
     return f"{sum(cells.values()):,} more cells of {text.every(len(analysis.groups), 'model')}{basis.cost(cells)}"
 
 
 def instructions(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> list[str]:
-    """Say how to ask for each of some numbers of seeds and of pretraining runs, the smallest first, as far as it is known."""
+    """Say how to ask for the wanted numbers of seeds and of pretraining runs, smallest first; empty if this is not known."""
     seeds, runs = (sorted({more.number for more in wanted if more.runs == kind}) for kind in (False, True))
     sentences = []
     if lines := _seed_lines(analysis, seeds, basis):
@@ -362,7 +362,7 @@ def instructions(analysis: Analysis, wanted: Sequence[More], basis: Basis) -> li
 
 
 def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> list[str]:
-    """Return the line of a file that asks for each number of seeds; empty if the seeds are no plain numbers."""
+    """Return for each number of seeds the line of a study's file that asks for it; empty if a seed is not a plain number."""
     seeds = [seed for seed in analysis.grid.seeds if isinstance(seed, int)]
     if not basis.setting or len(seeds) < len(analysis.grid.seeds):
         return []
@@ -377,7 +377,7 @@ def _seed_lines(analysis: Analysis, numbers: Sequence[int], basis: Basis) -> lis
 
 
 def _edit(what: str, numbers: Sequence[int], lines: Sequence[str], basis: Basis) -> str:
-    """Say how to write the first line into the study's file, and which lines take its place for other numbers."""
+    """Say how to write the first line into the study's file, and which line to write instead for each other number."""
     before = f"run `{basis.preparation}`, " if basis.preparation else ""
     edit = f"{before}write {lines[0]} into {basis.setting}, and run `{basis.command}`"
     return f"To have {what}, {edit}{_for_others(numbers, lines)}; {basis.again}."

@@ -11,13 +11,13 @@ from mlmclm.reports import text
 from mlmclm.reports.wording import Headline
 
 SURE = 0.95
-"""Probability of the same choice from which on a learning rate is said to be chosen surely."""
+"""Minimum share of studies with other seeds that choose the same learning rate, for the choice to count as sure."""
 
 
 def advised_rates(analysis: Analysis, answer: Headline) -> list[str]:
     """Say which learning rates the best model needs where it is above chance, and how sure the choice is.
 
-    Pretraining runs of one model choose rates of their own: of several, each run's is named instead.
+    Each pretraining run of a model chooses its rate. If there are several runs, all their rates are named, without a probability.
     """
     name = answer.best[0] if answer.best else ""
     runs = analysis.groups.get(name, [])
@@ -53,12 +53,12 @@ def _chosen(row: Record) -> str:
 def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
 
-    The first is the share of studies with other seeds that choose it, with its setting (`best.p_chosen`), on validation scores
-    except under `on_test`. The second is a test, which may fail with few runs however often a rate is chosen. It is about the rates
-    of the best setting, and left out where the grid has added some to its list (`sensitivity` leaves those out).
+    The first part gives the share of studies with other seeds that choose this rate and setting (`best.p_chosen`), by validation
+    scores except under `on_test`. The second part is from a test between the rates of the best setting: with few runs it may show no
+    difference, however often a rate is chosen. It is left out if the grid has added rates to its list, which `sensitivity` ignores.
 
     Args:
-        row, band: of the tables `best` and `stability`.
+        row, band: rows of the tables `best` and `stability`.
     """
     pair = row["model"], row["task"]
     low, high, tried = band["level_low"], band["level_high"], len(analysis.runs[pair].rates)
@@ -67,7 +67,7 @@ def _choice(row: Record, band: Record, analysis: Analysis) -> str:
     choice = "this setting and rate" if point else "it"
     often = f"other seeds would choose {choice} in {text.percent(row['p_chosen'])} of cases"
     if analysis.grid.added.get((*pair, row["setting"])):
-        return often  # the test covers the rates of the list alone
+        return often  # the test covers only the listed rates
     if level > 1:
         number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
         ties = f"{point}{number}, from {rate_text(low)} to {rate_text(high)}, are not clearly different from the best"

@@ -20,15 +20,15 @@ class Basis:
     """The basis of a study's results, and how the study is run.
 
     Attributes:
-        seconds: of one worker that a cell took, on average, by (model, task).
-        devices: those that computed the cells.
-        test_examples: their number by task, as far as it is known.
-        pretraining: how the models were pretrained once, each with its first seeds, as far as it is recorded.
-        setting: the file in which seeds and pretraining runs are asked for; empty if there is none.
-        command: the command that computes what the study then lacks.
-        preparation: a command that comes before it, such as one that writes a file to edit; empty if there is none.
-        command_now: the command that computes what the study lacks as it is.
-        again: what a run of `command` computes again, as the end of a sentence.
+        seconds: the mean time of a cell by (model, task), in seconds of one worker.
+        devices: the devices that computed the cells.
+        test_examples: the number of test examples by task, as far as known.
+        pretraining: how each model was pretrained in its first pretraining run, as far as recorded.
+        setting: the file to edit in order to ask for more seeds or pretraining runs; empty if there is none.
+        command: the command that computes the missing results after the edit.
+        preparation: the command to run before the edit, such as one that writes the file; empty if there is none.
+        command_now: the command that computes the missing results of the study without an edit.
+        again: a clause that says what a run of `command` computes again.
     """
 
     seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Basis:
 
 
 NO_BASIS = Basis()
-"""Nothing is known."""
+"""The basis of a study of which nothing is known."""
 
 
 def worker_time(seconds: float) -> str:
@@ -100,10 +100,10 @@ def worker_time(seconds: float) -> str:
 
 
 def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
-    """Return how a study is run and how more results are asked for; nothing of what they have cost.
+    """Return the basis of a study as far as it follows from its command: how it is run and how to ask for more, without costs.
 
     Args:
-        command: computes the study, as the report shows it: `mlmclm study FILE ...`.
+        command: the command that computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
     """
     setting, next_command, preparation = _asked_for(command, packaged)
@@ -111,7 +111,7 @@ def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
 
 
 def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
-    """Return the file to edit, the command after that, and the one before it; empty where the command names no file."""
+    """Return the file to edit, the command after the edit, and the one before it; empty texts if the command names no file."""
     words = shlex.split(command)
     if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
         return "", "", ""

@@ -117,7 +117,7 @@ def uneven_rates(analysis: Analysis) -> list[str]:
 
 
 def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
-    """Say how many cells of which model and task have no result, those that lack most first; empty if there are none.
+    """Say how many cells of which model and task have no result, the pairs with most missing cells first; empty if there are none.
 
     Args:
         models: only these; by default all.
@@ -128,7 +128,7 @@ def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
 
 
 def _luck(analysis: Analysis) -> str:
-    """Say by how much chosen runs score above fresh ones, on average."""
+    """Say by how much chosen runs score above fresh runs at the same rates, on average."""
     gaps = [row["score"] - row["fresh"] for row in records(analysis.best) if not math.isnan(row["fresh"])]
     if not gaps:
         return ""
@@ -172,7 +172,7 @@ def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
 
 
 def chance_unknown(analysis: Analysis) -> str:
-    """Say on which tasks scores at chance cannot be told, as their chance level is not known; empty if there are none."""
+    """Say on which tasks scores at chance are not recognised, because the chance level is not known; empty if there are none."""
     best = records(analysis.best)
     lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
     if not lacking:
@@ -181,7 +181,7 @@ def chance_unknown(analysis: Analysis) -> str:
 
 
 def _competition(analysis: Analysis, otherwise: str) -> str:
-    """Say how the rule treats cells without a score (`simulated_choices.competes`): for seeds that choose their own rates, or `otherwise`."""
+    """Say how rates compete if cells have no score (`simulated_choices.competes`): under `per_seed`, within each seed; else `otherwise`."""
     return "Each seed chooses among the rates at which it has a score." if analysis.rule == "per_seed" else otherwise
 
 
@@ -195,7 +195,7 @@ def _pairs(rows: list[Record], total: int) -> str:
 
 
 def limits(analysis: Analysis) -> list[str]:
-    """List what the intervals never cover, whatever the results."""
+    """List which noise the intervals cover, and which they don't, whatever the results are."""
     percent = f"{analysis.confidence * 100:g} %"
     examples = all(effect.folds is not None for effect in analysis.effects.values())
     tests = ", and of the test sets" if examples else ""
@@ -232,7 +232,7 @@ def _noise(grid: Grid) -> str:
     noise = text.listing(varied) if varied else "no seed"
     if held:
         noise += f"; {text.listing(held)} {'was' if len(held) == 1 else 'were'} held"
-    # A stream with fewer values than there are combinations repeats some of them.
+    # A stream with fewer seeds than there are combinations uses some seeds several times.
     if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
         noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
     return noise

@@ -23,21 +23,21 @@ LONGEST_NAME = 24
 PALEST = 0.06
 """Opacity of a heat map's lowest cells."""
 STRONG, STRONGEST = 0.62, 0.84
-"""Shares from which on a cell of a heat map needs the other colour of label: on a dark page, and on a light one."""
+"""Shares from which on the label of a heat map's cell needs the other colour: on a dark page, and on a light one."""
 MANY_COLUMNS = 7
-"""Columns of a heat map whose labels have room on a phone."""
+"""Maximum number of columns of a heat map whose labels have room on a phone."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks: its classes, such as `c0 dash`, and its number in the page's legend (None: in no legend)."""
+    """How a series looks: its CSS classes, such as `c0 dash`, and its number in the page's legend (None: in no legend)."""
 
     classes: str
     number: int | None = None
 
     @property
     def quiet(self) -> bool:
-        """Whether it is one of many models that share a grey."""
+        """Whether it is pale, because many models share its colour."""
         return "quiet" in self.classes.split()
 
 
@@ -54,7 +54,7 @@ class Axis:
     tilted: bool = False  # whether its labels name columns; they are tilted, above the chart
 
     def share(self, value: float) -> float:
-        """Return a value's place: 0 at `low`, 1 at `high`."""
+        """Return a value's position on the axis: 0 at `low`, 1 at `high`."""
         low, high, value = (math.log10(x) if self.log else x for x in (self.low, self.high, value))
         return (value - low) / (high - low)
 
@@ -71,7 +71,7 @@ class Axis:
         # Values that are equal up to rounding have no scale of their own.
         flat = high - low <= FLAT * max(abs(low), abs(high))
         margin = 0.5 if flat else 0 if tight else 0.06 * (high - low)
-        # A 0 that the axis shows for orientation alone needs no margin beyond it.
+        # An end at 0 that `zero` adds is for orientation only and needs no margin beyond it.
         ends = low - margin * (not (zero and low == 0)), high + margin * (not (zero and low < high == 0))
         return cls(*ends, [(tick, number_label(tick, ends)) for tick in round_ticks(*ends)], title)
 
@@ -89,13 +89,13 @@ class Axis:
     def ratios(cls, values: Iterable[float], title: str, label: Callable[[float], str]) -> Axis:
         """Return a logarithmic axis with a tick at each of the values, which are positive."""
         ticks = sorted(set(values))
-        # The minimum is for a single value.
+        # A single value has the ratio 1, so the margin needs a minimum.
         margin = max((ticks[-1] / ticks[0]) ** 0.06, 10**0.08)
         return cls(ticks[0] / margin, ticks[-1] * margin, [(value, label(value)) for value in ticks], title, log=True)
 
     @property
     def label_rows(self) -> list[int | None]:
-        """The row below the axis of each tick's label, see `label_rows`."""
+        """For each tick, the row below the axis that its label is in (function `label_rows`)."""
         return label_rows([self.share(value) for value, _ in self.ticks], [label for _, label in self.ticks])
 
     @property
@@ -164,7 +164,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point. `kind` is `ring` for a circle around one, or `hit` for an invisible one that has words only."""
+    """A point. `kind` is `ring` for a circle around a point, or `hit` for an invisible point that only shows words."""
 
     x: float
     y: float
@@ -215,7 +215,7 @@ class Stripe:
 
 @dataclass(frozen=True)
 class HeatCell:
-    """A cell of a heat map: a bar of one column's width, as dark as its share of 1."""
+    """A cell of a heat map: a bar of one column's width, darker for a higher `share` (0 to 1)."""
 
     column: float
     row: float
@@ -230,7 +230,7 @@ class HeatCell:
 
     @property
     def tone(self) -> Literal["pale", "mid", "bar"]:
-        """The kind of its label: `pale` in the text's colour, `mid` dark on any page, `bar` in the page's colour."""
+        """The class of its label: `pale` is in the text's colour, `mid` dark on any page, `bar` in the page's colour."""
         return "pale" if self.share < STRONG else "mid" if self.share < STRONGEST else "bar"
 
 
@@ -286,7 +286,7 @@ class Chart:
         self.drawn[-1].marks += marks
 
     def level(self, value: float, words: str) -> None:
-        """Mark a value, see `Level`; nothing if it is not known."""
+        """Mark a value with a `Level`; a value that is not known (NaN) is not marked."""
         if not math.isnan(value):
             self.behind.append(Level(value, words))
 

@@ -34,9 +34,9 @@ class Traits:
 
 
 def traits_of(model: ModelFacts) -> Traits | None:
-    """Return the features of a model; None if it isn't known how it was pretrained, or it wasn't.
+    """Return the features of a model; None if it was not pretrained, or its pretraining is not known.
 
-    For a model that goes on from given weights, they describe the steps since then.
+    For a model that goes on from given weights, the features describe the steps from these weights on.
     """
     phases = model.phases or model.since
     steps = sum(phase.steps for phase in phases)
@@ -83,8 +83,8 @@ def find_pairs(
     """Return all pairs of models that a claim compares, whatever their budgets.
 
     Args:
-        models: with scores.
-        first, second: in place of the claim's.
+        models: the models with scores.
+        first, second: queries that replace those of the claim.
     """
     queries = first or claim.first, second or claim.second
     sides = [[model for model in models if matches(query, model)] for query in queries]
@@ -108,7 +108,7 @@ def find_pairs(
 
 
 def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> Pairs:
-    """Return the pairs at some budgets, in per cent of the longest of their size."""
+    """Return the pairs within a range of budgets, in per cent of the steps of the longest pair of the same size."""
     longest: dict[str, int] = {}
     for pair in pairs:
         longest[pair.first.size] = max(longest.get(pair.first.size, 0), _steps(pair))
@@ -123,7 +123,7 @@ class PairFinder:
     """The models and tasks of a study, among which the pairs of claims are found.
 
     Attributes:
-        models: those whose pretraining is known, each once, whatever its number of pretraining runs.
+        models: the models whose pretraining is known; a model with several pretraining runs is in it once.
         families: the family of each task.
     """
 
@@ -137,7 +137,7 @@ class PairFinder:
         second: ModelQuery | None = None,
         budgets: tuple[float, float] | None = None,
     ) -> Pairs:
-        """Return the pairs of a claim, or of the models and budgets that take the place of its own."""
+        """Return the pairs of a claim; models and budgets that are given replace those of the claim."""
         if not self.models:
             return Pairs((), "how the models were pretrained is not known")
         pairs = find_pairs(claim, self.models, first, second)
@@ -147,7 +147,7 @@ class PairFinder:
         """Return the pairs of a claim on its tasks with their weights, or why there are none.
 
         Args:
-            usable: whether a pair has on a task what the claim's statistic needs.
+            usable: whether the results of a pair on a task suffice for the claim's statistic.
         """
         parts, lacking = self._side(claim, usable)
         if claim.than is None or not parts:
@@ -170,7 +170,7 @@ class PairFinder:
 def weighed(
     pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
 ) -> tuple[list[PairOnTask], str]:
-    """Return pairs on tasks with their weights, or why there are none: tasks count the same, and so do the pairs on a task."""
+    """Return pairs on tasks with their weights, or why there are none. All tasks have equal weight, and so have the pairs on a task."""
     by_task = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
     by_task = {task: usable_pairs for task, usable_pairs in by_task.items() if usable_pairs}
     parts = [
@@ -182,7 +182,7 @@ def weighed(
 
 
 def matches(query: ModelQuery, model: Traits) -> bool:
-    """Return whether a query means a model."""
+    """Return whether a model matches a query."""
     return (
         (query.objective is None or model.objective in query.objective)
         and (query.made is None or model.made in query.made)
@@ -197,7 +197,7 @@ def matches(query: ModelQuery, model: Traits) -> bool:
 
 
 def matching_tasks(query: TaskQuery, families: Mapping[str, str]) -> list[str]:
-    """Return the names of the tasks that a query means, given the family of each task."""
+    """Return the names of the tasks that match a query, given the family of each task."""
     return [
         task
         for task, family in families.items()
@@ -206,7 +206,7 @@ def matching_tasks(query: TaskQuery, families: Mapping[str, str]) -> list[str]:
 
 
 def described(query: ModelQuery) -> str:
-    """Say in words which models a query means."""
+    """Return a query of models in words."""
     parts = [" or ".join(query.size)] if query.size else []
     if query.objective:
         parts.append(" or ".join(THEN.join(map(str.upper, words.split(THEN))) for words in query.objective))
@@ -227,7 +227,7 @@ def described(query: ModelQuery) -> str:
 
 
 def described_tasks(query: TaskQuery) -> str:
-    """Say in words which tasks a query means."""
+    """Return a query of tasks in words."""
     if query.names:
         return f"task {text.listing(query.names)}"
     families: Mapping[str, str] = {name: text.family(name).lower() for name in query.families or ()}

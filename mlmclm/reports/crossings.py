@@ -16,8 +16,8 @@ class Crossing:
 
     Attributes:
         value: interpolated between the budgets, on a logarithmic scale.
-        low, high: the budgets at which the difference's interval begins and ceases to hold 0; infinite (`low`: 0) if that is beyond
-            those tried.
+        low, high: the first and the last budget at which the interval of the difference contains 0; 0 and infinity if it still
+            contains 0 at the lowest or highest budget.
     """
 
     value: float
@@ -33,17 +33,17 @@ class Crossing:
 def crossing(differences: Sequence[tuple[float, float, float, float]]) -> Crossing | None:
     """Return where a difference crosses 0; None if it doesn't, or does so more than once.
 
-    The interval inverts the differences' own: it holds every budget at which the interpolated interval holds 0.
+    The interval of the crossing contains every budget at which the interpolated interval of the difference contains 0.
 
     Args:
-        differences: a budget each, with the difference there and the ends of its interval.
+        differences: for each budget, a tuple of the budget, the difference, and the ends of its interval.
     """
     finite = [row for row in sorted(differences) if all(map(math.isfinite, row))]
     middle = _zeros([(x, value) for x, value, _, _ in finite])
     if len(middle) != 1:
         return None
     falls = finite[0][1] > finite[-1][1]
-    # The lower end of a difference that falls reaches 0 first.
+    # If the difference falls, the lower end of its interval reaches 0 first.
     first, last = (
         [(row[0], row[2 if falls else 3]) for row in finite],
         [(row[0], row[3 if falls else 2]) for row in finite],

@@ -1,4 +1,4 @@
-"""Whether one model of a study is better than another, looked at again as seeds are added (`analysis.looks`)."""
+"""Sequential decision whether one model is better than another, with a look each time that seeds are added (`analysis.looks`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mlmclm.storage.addresses import send_file
 from mlmclm.storage.files import read_json, write_json
 
 MOST, STEP = 9, 2
-"""Seeds of a comparison by default, and how many more a look asks for."""
+"""Default number of seeds at which a comparison ends, and how many more each look asks for."""
 FILE = "looks.json"
-"""A study's record of its looks, by pair of models."""
+"""The file in a study's folder that stores its looks, by pair of models."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Decided:
 
     Attributes:
         decision, bound: see `looks.decided`.
-        looks: all so far; the last is of these results, unless cells are still to be run.
+        looks: all looks so far; the last one is at these results, unless cells are still to be run.
         most: the number of seeds, or of pretraining runs, at which the comparison ends.
         runs: whether looks count pretraining runs.
-        low, high: the interval of the difference in these results by itself, at the usual confidence.
-        next: seeds or pretraining runs of the next look; None if there is none to come, as where the test sets are too small.
-        cells, seconds: what it takes for both models; the time is None where it isn't known, and leaves pretraining out.
-        sentences: the same in words.
+        low, high: the interval of the difference in these results, at the analysis's confidence, without regard to earlier looks.
+        next: the number of seeds or pretraining runs at the next look; None without a next look, for example if test sets are too small.
+        cells, seconds: what the next look takes for both models; the time is without pretraining, and None if it is not known.
+        sentences: the decision and the next look in words.
     """
 
     new: str
@@ -57,7 +57,7 @@ class Decided:
     sentences: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-serialisable values, with None for unknown numbers."""
+        """Return the decision as JSON-serialisable values, with None for unknown numbers."""
         return without_nan(asdict(self) | {"looks": [look._asdict() for look in self.looks]})
 
 
@@ -67,11 +67,11 @@ def decide(
     """Decide whether a model is better than another on the mean over tasks, or say what the next look takes.
 
     Args:
-        most: the number of seeds, or of pretraining runs, at which the comparison ends: as at the first look, else by default `MOST`.
-        folder: of the study, which keeps the looks; None for results that do not grow.
+        most: the number of seeds, or of pretraining runs, at which the comparison ends; by default as at the first look, else `MOST`.
+        folder: the study's folder, which stores the looks; None for results that do not grow.
 
     Raises:
-        UserError: a model is unknown or compared with itself, or another last number was given at the first look.
+        UserError: a model is unknown or compared with itself, or `most` is not the number that was set at the first look.
     """
     row = next(
         (row for row in against(analysis.comparisons, new) if (row["model_b"], row["kind"]) == (base, "all")), None

@@ -1,9 +1,9 @@
 """Parts of the report's figures: looks of models, shared charts, and the registry of the figures.
 
 Colours are based on the colour-blind-safe set of Okabe and Ito (2008); `templates/charts.css` has them, for light and
-dark pages. Each model has one look in all figures. The baseline is grey and dashed. Of more models than there are looks, the
-best have colours and the others share a grey, in which pointing at one brings it out; or, if it is known how the models were
-pretrained, each objective has a colour and its best model stands out.
+dark pages. Each model has one look in all figures. The baseline is grey and dashed. If there are more models than looks, each
+objective has a colour, in which its best model stands out; if the objectives are not known, or are too few or too many for this,
+the best models have colours and the others are grey. Pointing at a pale or grey model brings it out.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Legend = tuple[tuple[str, Style], ...]
 Section = Literal[
     "top", "answer", "scores", "rates", "stability", "baseline", "choices", "zero-shot", "pairs", "pretraining", "added"
 ]
-"""A part of the report; `top` is the first screen, and `choices` what the models' pretraining changes."""
+"""A part of the report; `top` is the first screen, and `choices` shows the effects of choices in pretraining."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A panel: its title, the sentence below that, its chart, and what its colours mean if they aren't the models'.
+    """A panel: its title, the sentence below the title, its chart, and a legend if its colours are not those of the models.
 
     Attributes:
-        alt: what the chart shows, for those who don't see it.
+        alt: the chart in words, for readers who don't see it.
         data: the rows that are drawn, as written beside the figure; scores are fractions of 1.
     """
 
@@ -78,10 +78,10 @@ class ReportInput:
     """The input that figures are drawn from.
 
     Attributes:
-        facts: those of the study; models, and their zero-shot results, are in the order of all tables and figures.
+        facts: the facts of the study; models, and their zero-shot results, are in the order of all tables and figures.
         listed: the models that have or should have results, the best first.
-        tasks: those that have or should have results.
-        every: the look of each model, with and without results.
+        tasks: the tasks that have or should have results.
+        every: the look of each model, including models without results.
         plain: plain words for the models whose pretraining is known (`trends.plain_names`).
     """
 
@@ -94,7 +94,7 @@ class ReportInput:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The plain words as labels of rows, if all models have some that fit."""
+        """The plain words as labels of rows if all models have words that are short enough, else empty."""
         words = [self.plain.get(model.name, "") for model in self.listed]
         return self.plain if all(0 < len(label) <= LONGEST_NAME for label in words) else {}
 
@@ -114,7 +114,7 @@ class ReportInput:
         return {(row["model"], row["task"]): row for row in records(self.analysis.best)}
 
     def scopes(self) -> list[tuple[str, str, str, dict[str, Record]]]:
-        """List what scores are drawn on: the mean over tasks if there are several, and each task.
+        """List the scopes of scores: the mean over tasks if there are several tasks, and each task.
 
         Returns:
             Name, title and subtitle, with the `value`, `low` and `high` of each model that has a score, the best model first.
@@ -132,7 +132,7 @@ class ReportInput:
         return [scope for scope in entries if scope[-1]]
 
     def families(self) -> dict[str, dict[str, Record]]:
-        """Return `value`, `low` and `high` of each model with a score by family; models are in order, the best first."""
+        """Return `value`, `low` and `high` by family and model, for models with a score, the best model first."""
         rows = {(row["kind"], row["scope"], row["model"]): row for row in records(self.analysis.overall)}
         by_family: dict[str, dict[str, Record]] = {}
         names = [model.name for model in self.listed]
@@ -191,7 +191,7 @@ def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]
     """Draw the figures of all groups, by the group's name; groups without any are left out.
 
     Returns:
-        The figures, and why added groups are left out: they fail, or don't return figures with ids of their own.
+        The figures, and why added groups are left out: they fail, don't return figures, or use an id of another group.
     """
     owners = dict[str, str]()
 
@@ -202,7 +202,7 @@ def draw_all(study: ReportInput) -> tuple[dict[str, Sequence[Figure]], list[str]
                 raise UserError(f"draws a list of mlmclm.reports.drawing.Figure, not a {type(figure).__name__}.")
             if owners.get(figure.id, name) != name:
                 raise UserError(f"{figure.id!r} is the id of a figure of {owners[figure.id]!r} too; rename one.")
-            if not FIGURES.is_built_in(name):  # else the page or the files would fail
+            if not FIGURES.is_built_in(name):  # so that a bad figure fails here, and not in the page or the files
                 text.plain([{**row} for row in figure.data])
                 figure.svg  # noqa: B018
         owners.update((figure.id, name) for figure in figures)
@@ -225,7 +225,7 @@ def styles(
     """Assign a look to each model; the baseline has its own.
 
     Args:
-        ranked: the models from the best on; if there are more models than looks, the first of these have colours.
+        ranked: the models from the best on; if there are more models than looks, the first ones have colours.
         kinds: the models' objectives, as far as known. If there are more models than looks, and several kinds but no more than
             colours, the models of a kind share its colour and all but the best of them are pale.
     """
@@ -247,7 +247,7 @@ def styles(
 
 
 def back_to_front(looks: Mapping[str, Style]) -> list[tuple[str, Style]]:
-    """Return the models in the order in which they are drawn: first those in grey, so that they cover no colour."""
+    """Return the models in the order in which they are drawn: first the pale ones, so that they cover no others."""
     return sorted(looks.items(), key=lambda item: not item[1].quiet)
 
 
@@ -257,7 +257,7 @@ def known_rows(rows: Sequence[Record], name: str) -> list[Record]:
 
 
 def parts_of(row: Record, *names: str) -> Record:
-    """Return some columns of a row."""
+    """Return the named columns of a row."""
     return {name: row[name] for name in names}
 
 
@@ -267,7 +267,7 @@ def rate_axis(rates: Sequence[float]) -> Axis:
 
 
 def lines(*words: str) -> str:
-    """Join what is shown over a mark, a line each."""
+    """Join the words that are shown over a mark, one line each."""
     return "\n".join(line for line in words if line)
 
 
@@ -286,7 +286,7 @@ def mark_chance(chart: Chart, chance: float) -> None:
 
 
 def subtitle_of(task: TaskFacts) -> str:
-    """Return the task's title unless that is its name; titles are sentences."""
+    """Return the task's title, which is a sentence; empty if the title is just the task's name."""
     return task.title if task.title != task.name else ""
 
 
@@ -312,7 +312,7 @@ def whisker_chart(
         rows: `value`, `low` and `high` by model.
         zero: whether the axis begins at 0.
         beneath: words by model that are shown below its estimate.
-        labels: those of rows by model; its name where there is none.
+        labels: the labels of rows by model; a model without one is labelled with its name.
     """
     ends = with_chance([100 * row[end] for row in rows.values() for end in ("value", "low", "high")], chance)
     names = Axis.names([labels.get(model, model) for model in rows])

@@ -25,7 +25,7 @@ def write_figure_files(analysis: Analysis, facts: StudyFacts, folder: Path) -> l
         The files, in the order of the groups and then of the tables.
 
     Raises:
-        UserError: a file is in the folder's place.
+        UserError: the folder's path is that of a file.
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
     check_folder(folder)

@@ -30,7 +30,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     """Return the card as Markdown with YAML front matter; a pure function of the facts.
 
     Args:
-        facts: `name` is required; of the others, what is absent, empty or None is left out of the card:
+        facts: `name` is required; other facts that are absent, empty or None are left out of the card:
             objective: of the last phase, such as "clm" or "mlm40"; None for an untrained model. causal: whether it is
                 causal. predicts_one_earlier: whether it predicts a masked token one position before it.
             decoder: whether this is the card of the weights as a decoder; by default it is the encoder's.
@@ -78,7 +78,7 @@ def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequen
 
     Args:
         facts: as `model_card` takes them.
-        repositories: OWNER/NAME of the model, if it is published; with `decoder` the decoder's and the encoder's.
+        repositories: OWNER/NAME of the model, if it is published; with `decoder`, two names: that of the decoder, then that of the encoder.
     """
     if not decoder:
         return model_card({**facts, "repository": repositories[0] if repositories else None}), None
@@ -91,18 +91,18 @@ def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequen
 
 
 def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
-    """Return the name of the model's architecture: of its own form, or with `decoder` given, of the decoder's or the encoder's."""
+    """Return the name of the model's architecture: that of the card's form, or if `decoder` is given, that of the decoder or of the encoder."""
     form = facts.get("decoder") if decoder is None else decoder
     return ARCHITECTURES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
 def _pipeline(facts: Mapping[str, Any]) -> str | None:
-    """Return the Hub's name of what the folder does as transformers loads it; None for an untrained model."""
+    """Return the Hub's pipeline tag of the model as transformers loads it; None for an untrained model."""
     if not facts.get("objective") and not facts.get("initial"):
         return None
     if facts.get("decoder"):
         return "text-generation"
-    # The fill-mask pipeline reads the mask's own position, and needs a masked language model of transformers.
+    # The fill-mask pipeline reads the prediction at the mask's position, and needs one of transformers' masked language models.
     plain = _predicts(facts) == "mask" and facts.get("architecture") not in UNMASKED
     return "fill-mask" if plain else "feature-extraction"
 
@@ -119,7 +119,7 @@ def _front(facts: Mapping[str, Any]) -> str:
     kind = objective or ("untrained" if not facts.get("initial") else None)
     fields = {
         "language": list(facts.get("languages") or ()),
-        # None by default: it depends on the licence of the corpus, which only the user knows.
+        # None by default: the licence depends on that of the corpus, which only the user knows.
         "license": facts.get("licence"),
         "datasets": list(facts.get("datasets") or ()),
         "library_name": "transformers",
@@ -265,7 +265,7 @@ def _siblings(names: Sequence[str] | None) -> str:
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the test score of each task, in points, with what it is."""
+    """Return the test score of each task in points, with its metric, plain mean and learning rate."""
     return {
         str(row["task"]): f"{text.estimate(row['score'], row['score_low'], row['score_high']).rstrip()} points of 100 "
         f"({_what(row)}, {text.points(row['test_mean'])}, at learning rate "
@@ -307,7 +307,7 @@ def _model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def eval_results(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the file of a model's scores on the Hub's data sets, in which the Hub looks for them; empty without any.
+    """Return the YAML file from which the Hub reads a model's scores on data sets of the Hub; empty if there are no such scores.
 
     Values are fractions of 1, as in the card's front matter.
     """

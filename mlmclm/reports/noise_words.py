@@ -1,4 +1,4 @@
-"""The study's noise in words: the difference that it finds, and where its intervals cover less than they state."""
+"""The study's noise in words: the smallest difference that it detects, and where its intervals cover less than they state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def warnings(analysis: Analysis) -> list[str]:
 
 
 def tasks_together(analysis: Analysis) -> str:
-    """Say by how much means over tasks are less certain than their intervals, if seeds do well on several tasks at once."""
+    """Say by how much means over tasks are less certain than their intervals, if a seed that does well on one task does well on others."""
     check, tasks = analysis.noise.together, len(analysis.families)
     if not check.fails:
         return ""
@@ -39,7 +39,7 @@ def heavy_tails(analysis: Analysis) -> str:
 
 
 def noise_lines(analysis: Analysis) -> list[str]:
-    """Say which difference the study finds, and what its noise does to that; empty if the noise is not known."""
+    """Say which true difference the study detects, and whether noise differs between models; empty if the noise is not known."""
     sentences, smallest = [], analysis.smallest.get(ALL_TASKS, math.nan)
     if not math.isnan(smallest):
         sentences.append(detectable_difference(smallest, f" on {text.scope(list(analysis.families))}"))
@@ -51,7 +51,7 @@ def noise_lines(analysis: Analysis) -> list[str]:
 
 
 def detectable_difference(least: float, where: str = "") -> str:
-    """Say which true difference is found with the intended power; no two scores differ by more than 100 points."""
+    """Say which true difference is found with the intended power; if it is over 100 points, which is impossible, say that none is."""
     if least > 1:
         return f"No difference{where}, however large, is found with {POWER * 100:g} % power."
     return f"A true difference of {text.points(least)} points{where} is found with {POWER * 100:g} % power."

@@ -22,7 +22,7 @@ from mlmclm.results.intervals import student
 
 PRONOUNS = ("masculine", "neutral", "feminine")
 NO_SHARES = ("perplexity", "bits_per_byte")
-"""Ends of the names of metrics that aren't shares of 1."""
+"""Endings of the names of metrics that aren't shares of 1."""
 NAN = math.nan
 
 
@@ -114,7 +114,7 @@ class PairedModels:
 def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> list[PairedModels]:
     """Return the comparison for each size that has an encoder and a decoder.
 
-    Of several models of a size that were made alike, the first that has seen the most tokens counts. A study without
+    Of several models of a size that were made in the same way, only the one that has seen the most tokens counts (the first of equals). A study without
     zero-shot tasks has comparisons only if models were made in all four ways: its tables of scores show the rest.
     """
     best = {(row["model"], row["task"]): row for row in records(analysis.best)}
@@ -132,7 +132,7 @@ def pairs(analysis: Analysis, facts: StudyFacts, tasks: Sequence[TaskFacts]) -> 
 
 
 def most_trained(models: Sequence[ModelFacts]) -> dict[str, ModelFacts]:
-    """Return by how they were made the models that have seen the most tokens, each the first of these."""
+    """Return, by how models were made, the one that has seen the most tokens; the first of several equal ones."""
     by_way = {way: [model for model in models if model.made == way] for way in MADE}
     return {way: max(group, key=lambda model: model.tokens or 0) for way, group in by_way.items() if group}
 

@@ -1,4 +1,4 @@
-"""Tables in the layouts of papers: models by tasks, as LaTeX (booktabs) and CSV; the highest in bold, those level with it underlined."""
+"""Tables in the layouts of papers: models by tasks, as LaTeX (booktabs) and CSV; the best in bold, those not clearly different from it underlined."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PaperCell:
     plain: float = NAN
 
     def latex(self) -> str:
-        """Return the cell: the number, and its interval as a subscript: half its width, or its ends if they are not as far away."""
+        """Return the cell: the number, and its interval as a subscript: half its width, or its ends if it is not symmetric."""
         if math.isnan(self.value):
             return "--"
         number = f"{self.value:.2f}"
@@ -56,7 +56,7 @@ class PaperCell:
         if math.isnan(self.low):
             return number
         below, above = self.value - self.low, self.high - self.value
-        if abs(above - below) < 0.01:  # what is shown
+        if abs(above - below) < 0.01:  # equal in the two decimals that are shown
             return rf"{number}$_{{\pm {(below + above) / 2:.2f}}}$"
         return rf"{number}$_{{[{self.low:.2f},\,{self.high:.2f}]}}$"
 
@@ -67,9 +67,9 @@ class PaperTable:
 
     Attributes:
         caption: what the table shows, in sentences.
-        columns: a title and a second line, such as a metric, of each.
+        columns: the title of each column and a second line below it, such as a metric.
         rows: a model's cells in the order of the columns; models of a group are together.
-        groups: the objectives of the models; empty if fewer than two are known, or each model has its own.
+        groups: the objectives of the models; empty if fewer than two objectives are known, or no two models share one.
         chances: the chance level of each column, if any is known.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Page
 
 PIXELS = 130
-"""Pixels of a chart on a page that are an inch on paper."""
+"""Number of pixels of a chart on a web page that make an inch on paper."""
 PANEL, WIDE = 2.7, 6.8
 """Width in inches of one of several panels, and of a text block."""
 SETTINGS: dict[Any, Any] = {
@@ -49,7 +49,7 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
     """Return the panels of a group as files: `svg` and `pdf`.
 
     Args:
-        legend: of all panels without one of their own; empty if rows or tiles have names.
+        legend: the legend of all panels that have none themselves; empty if rows or tiles have names.
     """
     import matplotlib
     from matplotlib.figure import Figure as Canvas
@@ -79,7 +79,7 @@ def printed(figures: Sequence[Figure], legend: Legend) -> dict[str, bytes]:
 def _entries_a_row(names: Sequence[str], wide: float) -> int:
     """Return how many entries of a legend fit side by side into a width in inches, at most four."""
     size = float(SETTINGS["font.size"]) / 72
-    # A letter is as wide as three fifths of its size on average; a sample and its gaps take four sizes.
+    # The mean width of a letter is 0.6 of the font size; a line sample and its gaps are as wide as four times the font size.
     longest = size * (4 + 0.6 * max(map(len, names), default=0))
     return max(1, min(4, len(names), int(wide / longest)))
 
@@ -163,7 +163,7 @@ def _behind(axes: Axes, chart: charts.Chart, line: charts.Upright | charts.Level
 
 
 def _mark(axes: Axes, chart: charts.Chart, mark: charts.Mark, look: dict[str, Any], *, pale: bool) -> None:
-    """Draw a mark; what only has words for the pointer is left out."""
+    """Draw a mark; marks that only show words to the pointer are left out."""
     dot = look | {"linestyle": "none", "marker": "o", "markeredgewidth": 0}
     match mark:
         case charts.Band() if not pale:

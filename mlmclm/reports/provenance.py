@@ -72,7 +72,7 @@ def stage_work(rows: Sequence[Mapping[str, Any]], system: Mapping[str, Any]) -> 
 def provenance_facts(
     stages: Sequence[ComputedWork], cells: Sequence[ComputedWork], *, corpus: str | None, tasks: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return label to text, in display order.
+    """Return the provenance as a mapping of label to text, in display order.
 
     Args:
         corpus: the hash of the pretraining corpus; None if nothing was pretrained.
@@ -116,7 +116,7 @@ def _software(works: Sequence[ComputedWork]) -> str:
     for work in works:
         for package, version in work.versions.items():
             versions[package].add(version)
-    # A "+" behind the 40 digits marks changed files.
+    # A "+" after the 40 digits means that files differed from the commit.
     commits = {work.commit[:COMMIT_DIGITS] + work.commit[40:] for work in works if work.commit}
     parts = [f"{package} {' and '.join(sorted(numbers))}" for package, numbers in sorted(versions.items())]
     if commits:

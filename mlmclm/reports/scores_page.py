@@ -49,7 +49,7 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
                 }
             )
         mean = overall.get(model.name)
-        if mean is None:  # a replicate, whose scores count in the mean of the model
+        if mean is None:  # a further pretraining run, whose scores count in the mean of its model
             first = next(name for name, runs in analysis.groups.items() if model.name in runs)
             cells.append(EMPTY | {"note": f"in the mean of {first}"})
         else:
@@ -68,21 +68,21 @@ def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence
 
 
 def _lost(row: Record) -> str:
-    """Say how many seeds a score is based on if others are lost."""
+    """Say how many seeds a score is based on if other seeds have diverged or are missing; else empty."""
     lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
     return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""
 
 
 def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[set[str], set[str]]:
-    """Return the models with the highest score on a task or family, and those not distinguishable from the first of them.
+    """Return the models with the highest score on a task or family, and those not clearly different from the first of these.
 
-    There is none where the highest score is not above chance.
+    Both sets are empty if there are fewer than two scores, or the highest score is not above chance.
 
     Args:
         rows: `model`, `score` and `above_chance` of each model.
     """
     scored = [row for row in rows if not math.isnan(row["score"])]
-    # A single score has nothing to be better than.
+    # A single score cannot be better than others.
     if len(scored) < 2:
         return set(), set()
     top = min(scored, key=lambda row: (-row["score"], row["model"]))

@@ -15,13 +15,13 @@ from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.reports.basis import NO_BASIS, Basis
 
 Kind = Literal["pretrained", "continued", "untrained", "external"]
-"""How a model was made: here from scratch, here from given weights, by initialisation only, or elsewhere."""
+"""Origin of a model's weights: pretrained by the study from scratch or from given weights, initialised only, or from elsewhere."""
 Value = str | int | float | bool | None
 ENCODER, DECODER = "encoder", "decoder"
 MADE = (ENCODER, DECODER, "encoder from decoder", "decoder from encoder")
-"""How a model was made: by masked objectives, by causal ones, by causal ones first, or by masked ones first."""
+"""Ways to make a model: with masked objectives, with causal ones, with causal and then masked ones, or the reverse."""
 WAYS = {(False,): ENCODER, (True,): DECODER, (True, False): MADE[2], (False, True): MADE[3]}
-"""The same by whether each objective in turn is causal."""
+"""The way by a model's sequence of objectives; True is a causal one."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class PhaseFacts:
     """Steps of pretraining under one objective."""
 
     objective: str  # as in model names: `clm`, `mlm40`
-    kind: str  # its letters: `clm`, `mlm`
+    kind: str  # the letters of the objective: `clm`, `mlm`
     causal: bool
     steps: int
-    hidden_share: float | None = None  # of the tokens; None for an objective that hides none
+    hidden_share: float | None = None  # the mask ratio; None for an objective that masks no tokens
     decayed: bool = False  # whether it ends with its learning-rate decay although another phase follows
 
 
@@ -41,9 +41,9 @@ class Continuation:
     """Pretraining that goes on from weights that were finished: given ones, or those at the end of a decay."""
 
     base: str  # the name of the model with these weights
-    start: str  # how they were pretrained, or where they are from: `CLM`, `MLM40`, a given model's size
-    objective: str  # of the steps since: `MLM40`
-    steps: int  # since
+    start: str  # how these weights were pretrained, or where they are from: `CLM`, `MLM40`, a given model's size
+    objective: str  # of the steps from these weights on: `MLM40`
+    steps: int  # from these weights on
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class ModelFacts:
     curve: tuple[tuple[int, float], ...] = ()  # training loss: (step, nats per predicted token)
     validation_curve: tuple[tuple[int, float], ...] = ()
     switches: tuple[int, ...] = ()  # steps at which the objective changes; losses before and after are not comparable
-    size: str = ""  # the word for its architecture with which its name begins
+    size: str = ""  # the first part of its name, which selects the architecture
     phases: tuple[PhaseFacts, ...] = ()  # in order, as far as trained; empty if how it was pretrained is not known
     continued: Continuation | None = None  # None if it was trained in one go
-    since: tuple[PhaseFacts, ...] = ()  # in place of `phases`, of a model that goes on from given weights
-    finished: str = ""  # of an intermediate checkpoint, the name of the model that its run ends in
+    since: tuple[PhaseFacts, ...] = ()  # the phases from given weights on; `phases` is then empty
+    finished: str = ""  # for an intermediate checkpoint, the name of the final model of its run
 
     @property
     def made(self) -> str:
@@ -100,11 +100,11 @@ class ZeroShotFacts:
     model: str
     task: str
     scoring: str  # how tokens are predicted (docs/evaluation.md)
-    main: str  # the metric that stands for the task
+    main: str  # the main metric of the task
     metrics: Mapping[
         str, Mapping[str, int | float | str | None]
     ]  # `score`, its interval, `chance`, `chance_how` and `examples`; any may be None
-    values: tuple[float, ...] = ()  # the main metric's of each example, in the same order for all models, if known
+    values: tuple[float, ...] = ()  # values of the main metric by example, in the same order for all models, if known
 
     def entry(self, metric: str) -> Mapping[str, Any]:
         """Return what is known of a metric."""
@@ -115,8 +115,8 @@ class ZeroShotFacts:
 class RecordedRuns:
     """The places in MLflow of the runs behind a report's numbers."""
 
-    how: str  # to find them, in sentences
-    search: str  # the filter that finds those of a MODEL and TASK
+    how: str  # sentences on how to find the runs
+    search: str  # the filter that finds the runs of a MODEL on a TASK
     pages: Mapping[tuple[str, str], str] = field(default_factory=dict)  # addresses by (model, task), and (model, "")
 
 
@@ -125,7 +125,7 @@ class StudyFacts:
     """A study; models, tasks, and labels with their values are in display order."""
 
     name: str
-    command: str  # that runs it again, as typed
+    command: str  # the command that runs the study again, as typed
     models: tuple[ModelFacts, ...]
     tasks: tuple[TaskFacts, ...]
     corpus: Mapping[str, Value] = field(default_factory=dict)  # source, documents, tokens, tokenizer
@@ -135,8 +135,6 @@ class StudyFacts:
     question: str = "How should this text encoder be pretrained, and how sure can we be?"  # below the title
     zero_shot: tuple[ZeroShotFacts, ...] = ()  # by model and then by task
     recorded: RecordedRuns | None = None
-    pages: Mapping[str, str] = field(default_factory=dict)  # of programs that show the study while they run, by name
-    basis: Basis = (
-        NO_BASIS  # what advice needs: what the cells have cost, what they are based on, how more are asked for
-    )
-    claims: tuple[SourcedClaim, ...] = ()  # that the report tests
+    pages: Mapping[str, str] = field(default_factory=dict)  # addresses of live pages of the study, by name
+    basis: Basis = NO_BASIS  # what advice needs: what the cells have cost, what they are based on, how to ask for more
+    claims: tuple[SourcedClaim, ...] = ()  # the claims that the report tests

@@ -1,7 +1,7 @@
-"""Charts as SVG that fits any width: horizontal places are percentages, vertical ones pixels, text keeps its size.
+"""Charts as SVG that fits any width: horizontal positions are in per cent, vertical ones in pixels, and text keeps its size.
 
-A page scales its charts without a script, on a phone and on paper. Lines and bands are paths, which have no
-percentages, so they lie in an inner SVG that is stretched to the same width; their strokes are not stretched.
+A page scales its charts without a script, on a phone and on paper. Lines and bands are paths, which allow no
+percentages, so they are in an inner SVG that is stretched to the chart's width; their strokes are not stretched.
 Colours and line styles are classes of `templates/charts.css`, in light and dark. A mark's `<title>` is what
 `templates/charts.js` shows over it.
 """
@@ -159,7 +159,7 @@ class _SvgChart:
         parts, (x_axis, y_axis) = [], (self._chart.x, self._chart.y)
         for value, label in y_axis.ticks:
             place = self._y(value)
-            # The tiles between columns and rows need no line.
+            # The cells of a heat map need no lines between them.
             parts += [] if x_axis.tilted else [f'<line x1="0" x2="100%" y1="{place}" y2="{place}"/>']
             parts.append(f'<text class="y" x="-8" y="{_short(float(place) + 4)}">{escape(label)}</text>')
         if y_axis.title:
@@ -180,7 +180,7 @@ class _SvgChart:
         return f'<g class="axes">{"".join(parts)}</g>', 24 if y_axis.title else 6, bottom - self._height + 6
 
     def _columns(self, parts: list[str]) -> tuple[str, int, int]:
-        """Return what `_axes` does for columns, whose names are tilted by 40 degrees; `parts` are the other axis's."""
+        """Return the same as `_axes` for columns, whose names are tilted by 40 degrees; `parts` are the elements of the vertical axis."""
         ticks = self._chart.x.ticks
         parts += [f'<text class="tilted" x="{self._x(value)}" y="-6">{escape(label)}</text>' for value, label in ticks]
         longest = max((len(label) for _, label in ticks), default=0)

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 
 def render(template: str, **content: Any) -> str:
-    """Return a page; what comes from outside is escaped, and a name that is missing is an error."""
+    """Return a page; text is escaped, and a name in the template without a value is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mlmclm.reports", "templates"),
         autoescape=True,
@@ -23,5 +23,5 @@ def render(template: str, **content: Any) -> str:
 
 
 def code(sentence: str) -> Markup:
-    """Return a sentence for a page, with what it has between backticks as code."""
+    """Return a sentence for a page, with text between backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(sentence))))

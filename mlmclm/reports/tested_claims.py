@@ -1,9 +1,9 @@
-"""Claims as files, tested by a study's results: seen, contradicted, too small to tell, or not tested here.
+"""Tests of claims from files by a study's results. Verdicts: seen, contradicted, too small to tell, or not tested here.
 
 A claim about several pairs of models and several tasks is one test, of the mean difference over pairs and tasks
-(`analysis.contrasts`): tasks count the same, and so do the pairs on a task. Holm's correction is over all claims that are
-tested together. So among studies of models that are equal in all that the claims are about, at most 5 % see or contradict any claim.
-A lead at chance counts as none.
+(`analysis.contrasts`). All tasks have equal weight, and so have the pairs on a task. Holm's correction is over all claims that are
+tested together: if the models are equal in everything that the claims are about, at most 5 % of studies see or contradict any claim.
+A lead of a model at chance does not count.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class ClaimVerdict:
     """A study's verdict on a claim.
 
     Attributes:
-        claim: its name.
-        source: where it is from.
+        claim: the claim's name.
+        source: where the claim is from.
         reason: the difference with its interval and what it is based on, or what the study lacks.
-        settle: what would settle a claim that is too small to tell.
-        difference: first minus second, with its interval, as a fraction of 1; of sensitivities without interval.
+        settle: what would settle the claim, if the verdict is "too small to tell".
+        difference: first minus second, with its interval, as a fraction of 1; a difference of sensitivities has none.
         p, p_holm: p value, also after Holm's correction over all tested claims; NaN if there is no test.
         published: the published difference.
-        pairs, tasks: how many it is the mean over.
+        pairs, tasks: the numbers of pairs and of tasks that the difference is averaged over.
         runs: the fewest pretraining runs of a model.
     """
 
@@ -79,10 +79,10 @@ class _Tested:
     """A claim's test, before the correction over all claims.
 
     Attributes:
-        draft: the verdict as it is without a test.
-        p: of the difference that a verdict can be based on.
-        contrast: the difference, for its power; None for a statistic whose power is not known.
-        models: the models that take part.
+        draft: the verdict before the correction; it is final if there is no test.
+        p: the p value of the difference, without leads of models at chance.
+        contrast: the difference, from which the power is computed; None for a statistic whose power is not known.
+        models: the models of the pairs; empty if there is no test.
     """
 
     draft: ClaimVerdict
@@ -95,7 +95,7 @@ def verdicts_on(claims: Sequence[SourcedClaim], analysis: Analysis, facts: Study
     """Say of each claim what the results show."""
     bench = _Bench(analysis, facts)
     tested = [bench.test(claim) for claim in claims]
-    # Two papers can make the same claim, or its opposite; it is one test.
+    # Two papers can make the same claim, or opposite ones; the correction counts these as one test.
     keys = [f"{abs(test.draft.difference)!r} {test.p!r}" for test in tested]
     same = {key: index for index, key in enumerate(keys)}
     indices = [same[key] for key in keys]
@@ -111,7 +111,7 @@ def claim_frame(found: Sequence[ClaimVerdict]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _Bench:
-    """The results and facts against which claims are tested."""
+    """Tester of claims by a study's results and facts."""
 
     analysis: Analysis
     facts: StudyFacts
@@ -163,7 +163,7 @@ class _Bench:
         return self._tested(verdict, parts, reason, p, contrast)
 
     def _leads_at_chance(self, part: PairOnTask, total: float) -> bool:
-        """Return whether a pair adds to the whole difference by the lead of a model that is at chance."""
+        """Return whether a pair contributes to the total difference with a lead of a model that is at chance."""
         lead = part.weight * (
             self.analysis.effects[part.first, part.task].seeds.value
             - self.analysis.effects[part.second, part.task].seeds.value
@@ -211,7 +211,7 @@ class _Bench:
         if baseline is None or (baseline, task) not in effects:
             return True
         lead = mean_difference(effects, (run, baseline), [task], self.analysis.confidence).whole
-        # Without known noise there is no interval, and no test either.
+        # If the noise is not known, there is no interval (NaN), and no claim can be tested.
         return not lead.low <= 0
 
     def _zero_shot(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
@@ -324,7 +324,7 @@ class _Bench:
         if math.isnan(target):
             target, words = contrast.whole.value, f"{text.difference(contrast.whole.value)} points"
             if abs(target) < contrast.whole.error:
-                return  # it may well be chance, which is no reason for more runs
+                return  # such a difference may well be noise, which is no reason for more runs
         elif claim.published_for:
             words += f" ({claim.published_for})"
         if not math.isnan(smallest) and abs(target) >= smallest:
@@ -339,8 +339,8 @@ def found_by(target: float, words: str, contrast: Contrast, runs: float, seeds: 
 
     Args:
         words: the difference in words.
-        runs, seeds: the harmonic mean of the models' pretraining runs, and the number of seeds, that the contrast is from.
-        level: of the test.
+        runs, seeds: the harmonic mean of the models' numbers of pretraining runs, and the number of seeds, in the contrast.
+        level: the level of the test.
     """
     if contrast.pooled:
         needed, unit = runs_or_obstacle(target, contrast, runs, level), "pretraining runs of each model"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates know this module only
+from mlmclm.numbers import NONE as NONE  # exported with `count`, because the templates can use only this module
 from mlmclm.numbers import count as count
 from mlmclm.numbers import plural as plural
 from mlmclm.numbers import rate_text as rate_text
@@ -17,11 +17,11 @@ from mlmclm.results.metrics import metric_parts
 MINUS = "−"
 DELIVERED = "the mean test score of the chosen runs that learn, which is what this procedure delivers"
 FRESH = "what another run at the chosen rate is expected to score, without the luck of being chosen"
-"""The two scores in words."""
+"""`DELIVERED` and `FRESH`: the report's two kinds of score in words."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 FAMILIES = KINDS["family"]
-"""The task families, of which reports know the names only."""
+"""Registry of the task families; reports use only their names."""
 
 
 def points(score: float, plus: str = "") -> str:
@@ -47,12 +47,12 @@ def interval(low: float, high: float, *, sign: bool = False) -> str:
 
 
 def estimate(value: float, low: float, high: float, *, sign: bool = False) -> str:
-    """Format a score, or with `sign` a difference of scores, and its interval; a space stands for no interval."""
+    """Format a score, or with `sign` a difference of scores, and its interval; without an interval, the text ends in a space."""
     return f"{(difference if sign else points)(value)} {interval(low, high, sign=sign)}"
 
 
 def every(number: int, noun: str) -> str:
-    """Format all of some things, of which there are at least two: both models, all 3 models."""
+    """Format "all" of a number of things, at least two: both models, all 3 models."""
     return f"both {noun}s" if number == 2 else f"all {number:,} {noun}s"
 
 
@@ -127,7 +127,7 @@ def in_notebook(verdict: str, rows: Sequence[Mapping[str, Any]], columns: Sequen
 
 
 def scope(tasks: Sequence[str]) -> str:
-    """Name what models are compared on over all tasks: the mean over them, or the only one."""
+    """Name the scope of a comparison over all tasks: the mean over tasks, or the only task."""
     return "the mean over tasks" if len(tasks) != 1 else tasks[0]
 
 

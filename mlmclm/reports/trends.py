@@ -28,7 +28,7 @@ class Quantity:
 
     Attributes:
         name: the column of the data.
-        title: of the axis.
+        title: the title of the axis.
         label: formats a value.
         log: whether the axis is logarithmic, with a tick at each value.
     """
@@ -69,7 +69,7 @@ def plan_words(model: ModelFacts) -> str:
 def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
     """Return words for the models whose pretraining is known: the objectives, as `CLM then MLM`, and what else distinguishes them.
 
-    A model has none if another would have the same.
+    A model has no words if another model would have the same.
     """
     by_objective: dict[str, dict[str, Key]] = {}
     for model in models:
@@ -87,7 +87,7 @@ def plain_names(models: Sequence[ModelFacts]) -> dict[str, str]:
 
 
 def labels(keys: Sequence[Key]) -> dict[Key, str]:
-    """Return a label for each key: the parts in which they differ; all parts of a single one."""
+    """Return a label for each key: the parts in which the keys differ, or all parts if there is one key."""
     vary = [len({key[index] for key in keys}) > 1 for index in range(len(keys[0]))] if keys else []
     if not any(vary):
         vary = [True] * len(vary)
@@ -101,7 +101,7 @@ def trend_figures(
 
     Args:
         name: what the figures' ids begin with.
-        series: the quantity and the name of each model.
+        series: by key, the quantity and the name of each model.
     """
     series = {key: sorted(points) for key, points in series.items() if len({x for x, _ in points}) > 1}
     named = labels(list(series))

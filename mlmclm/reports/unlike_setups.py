@@ -8,7 +8,7 @@ from mlmclm.analysis.setups import COMPUTED, SetupDifference
 from mlmclm.reports import text
 
 MOST = 3
-"""Most settings, and most names on a side, that a sentence lists."""
+"""Maximum number of settings, and of names on a side, that a sentence lists."""
 
 
 def setup_sentences(setups: Sequence[SetupDifference]) -> list[str]:
@@ -27,7 +27,7 @@ def setup_sentences(setups: Sequence[SetupDifference]) -> list[str]:
 
 
 def _recorded_for_some(setups: Sequence[SetupDifference]) -> list[str]:
-    """Say what some sides' results record and others' don't."""
+    """Say which settings are recorded in the results of some sides only."""
     sides: dict[tuple[str, ...], dict[str, None]] = {}
     for setup in setups:
         if not setup.several:

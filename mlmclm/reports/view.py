@@ -27,7 +27,7 @@ from mlmclm.seeds import seed_labels
 
 
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
-    """Return the facts of all models that have or should have results, in the facts' order; those without come last."""
+    """Return the facts of all models that have or should have results, in the facts' order; models without facts come last."""
     wanted = {str(name) for name in analysis.coverage["model"]}
     listed = tuple(model for model in facts.models if model.name in wanted)
     extra = sorted(wanted - {model.name for model in listed})
@@ -35,7 +35,7 @@ def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, .
 
 
 def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...]:
-    """Return the facts of all tasks that have or should have results, in the facts' order; those without come last."""
+    """Return the facts of all tasks that have or should have results, in the facts' order; tasks without facts come last."""
     wanted = {row["task"]: row for row in records(analysis.best)}
     wanted |= {row["task"]: row for row in records(analysis.best) if row["metric"]}
     listed = tuple(task for task in facts.tasks if task.name in wanted)
@@ -44,7 +44,7 @@ def ordered_tasks(analysis: Analysis, facts: StudyFacts) -> tuple[TaskFacts, ...
 
 
 def ranked_models(analysis: Analysis, models: Sequence[ModelFacts]) -> tuple[ModelFacts, ...]:
-    """Return the models in the order of all tables and figures: from the best mean over tasks on; those without one last."""
+    """Return the models in the order of all tables and figures: from the best mean over tasks on; models without a mean come last."""
     means = {row["model"]: row["mean"] for row in records(analysis.overall) if row["kind"] == "all"}
     # NaN must not take part in comparisons, or the order would be arbitrary.
     scored = [model for model in models if not math.isnan(means.get(model.name, math.nan))]
@@ -61,7 +61,7 @@ def _in_order(facts: StudyFacts, names: Sequence[str]) -> StudyFacts:
 
 
 def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
-    """Return what the figures of a study are drawn from."""
+    """Return the input from which the figures of a study are drawn."""
     listed, tasks = ordered_models(analysis, facts), ordered_tasks(analysis, facts)
     models = ranked_models(analysis, listed)
     order = [model.name for model in models]
@@ -75,7 +75,7 @@ def report_input(analysis: Analysis, facts: StudyFacts) -> ReportInput:
         kinds={model.name: model.objective for model in (*listed, *extra)},
     )
     facts = _in_order(facts, [*order, *(model.name for model in extra)])
-    # Replicates of a model would have its words.
+    # Further pretraining runs of a model would have the same words as the model.
     plain = plain_names([model for model in models if model.name in analysis.groups])
     return ReportInput(analysis, facts, models, tasks, looks, plain)
 
@@ -92,7 +92,7 @@ def figures_by_name(analysis: Analysis, facts: StudyFacts) -> dict[str, Figure]:
 
 
 def _sections(study: ReportInput, groups: Mapping[str, Sequence[Figure]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the groups of figures by section of the page; a legend that all panels share stands above them once."""
+    """Return the groups of figures by section of the page; a legend that all panels share is shown once, above them."""
     sections: dict[str, list[dict[str, Any]]] = {section: [] for section in get_args(Section)}
     for name, figures in groups.items():
         group, legends = FIGURES[name], {figure.legend for figure in figures}
@@ -169,7 +169,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
 
 
 def _baseline_mark(analysis: Analysis) -> tuple[str, str]:
-    """Return the style and the sign of the sentence on the baseline: whether all models beat it, none does, or neither is shown."""
+    """Return the style and the symbol of the sentence on the baseline: by outcome: all models beat it, none does, or anything else."""
     verdicts = set(analysis.claims["verdict"])
     if verdicts == {"holds"}:
         return "yes", "✓"
@@ -213,13 +213,13 @@ def _overall(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str,
     ranks: list[int] = []
     for index, row in enumerate(ranked):
         first = ranked[ranks[-1] - 1] if ranks else row
-        # Scores that are shown as the same share a rank.
+        # Models whose scores are equal as shown share a rank.
         ranks.append(ranks[-1] if ranks and tied(first["mean"] - row["mean"]) else index + 1)
     return [
         row
         | {
             "rank": text.NONE if math.isnan(row["mean"]) else str(rank),
-            # Stored as "best minus this one"; the template shows the deficit of this one.
+            # The difference is "best minus this model"; the template shows it as this model's deficit.
             "gap": to_best.get(row["model"]),
             "best": row["model"] in top,
             "tied": row["model"] in level,
@@ -281,7 +281,7 @@ def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, 
 
 
 def _tested(verdicts: Sequence[ClaimVerdict]) -> dict[str, list[ClaimVerdict]]:
-    """Return the claims from files that could be tested, and those that could not."""
+    """Return the verdicts on claims from files that could be tested, and on those that could not."""
     split: dict[str, list[ClaimVerdict]] = {"found": [], "lacking": []}
     for verdict in verdicts:
         split["lacking" if verdict.verdict == "not tested here" else "found"].append(verdict)

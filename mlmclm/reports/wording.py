@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import against, low_of_best, tied
-from mlmclm.analysis.comparison import clearly_different as clearly_different  # a headline is based on it
+from mlmclm.analysis.comparison import clearly_different as clearly_different  # headlines are based on it
 from mlmclm.analysis.model_ranks import level_runs
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
@@ -38,16 +38,16 @@ class Headline:
 
     clear: bool  # whether one model differs clearly from all others
     verdict: str  # one short sentence
-    detail: str  # the numbers behind it, in one to three sentences
-    best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are shown as the same
-    tied: tuple[str, ...] = ()  # the others that are not clearly different from it (`clearly_different`)
+    detail: str  # the numbers behind the verdict, in one to three sentences
+    best: tuple[str, ...] = ()  # the model with the highest score, or several whose scores are equal as shown
+    tied: tuple[str, ...] = ()  # the others that are not clearly different from the best (`clearly_different`)
 
 
 def level_groups(analysis: Analysis) -> list[list[str]]:
     """Return the groups of models without a clear difference on the mean over tasks, from the best on.
 
-    A group is a longest run of neighbours, in the order of their means, no two of which differ clearly.
-    Models without a mean are in none.
+    A group is a longest sequence of neighbours in the order of means in which no two models differ clearly.
+    Models without a mean are in no group.
     """
     rows = [row for row in records(analysis.overall) if row["kind"] == "all" and not math.isnan(row["mean"])]
     ranked = [row["model"] for row in sorted(rows, key=lambda row: (-row["mean"], row["model"]))]
@@ -112,7 +112,7 @@ def headline(analysis: Analysis) -> Headline:
 
 
 def marked(analysis: Analysis) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the models that tables mark as best on the mean over tasks, and as level with it; none if it is at chance."""
+    """Return the models that tables mark as best on the mean over tasks, and those marked as not clearly different from it; none if the best is at chance."""
     head = headline(analysis)
     if all(_at_chance_everywhere(analysis, model) for model in head.best):
         return (), ()
@@ -125,10 +125,10 @@ def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
 
 
 def _no_evidence(analysis: Analysis, model: str) -> str:
-    """Say of a model why no verdict is based on its scores, in a phrase with a verb."""
+    """Return a phrase with a verb that says why no verdict is based on a model's scores."""
     low = [row for row in records(analysis.best) if row["model"] == model and row["above_chance"] == "no"]
     reasons = ["is not above chance"] if any(map(is_low, low)) else []
-    # A constant prediction can be above the chance level, which is the score of some constant predictions only.
+    # A constant prediction can score above the chance level, as not all constant predictions score the same.
     reasons += ["predicts the same for every example"] if not all(map(is_low, low)) else []
     return " or ".join(reasons)
 
@@ -165,7 +165,7 @@ def _no_interval(analysis: Analysis, row: Record) -> str:
 
 
 def _corrected(analysis: Analysis, row: Record) -> list[str]:
-    """Say why a difference is not clear although its interval is above 0: intervals are not corrected. Empty for other differences."""
+    """Say why a difference is not clear although its interval is above 0: intervals are not corrected for multiple tests. Empty for other differences."""
     if not row["low"] > 0 or math.isnan(row["p_holm"]) or row["p_holm"] < 1 - analysis.confidence:
         return []
     return [
@@ -200,7 +200,7 @@ def _p(value: float) -> str:
 
 
 def baseline_sentence(analysis: Analysis) -> str:
-    """Say whether every model beats the baseline, and which isn't shown to; empty without a baseline."""
+    """Say whether every model beats the baseline, and which models are not shown to; empty if there is no baseline."""
     sentence = _baseline_sentence(analysis)
     return f"{sentence} Cells that are not run yet may change this." if sentence and analysis.missing else sentence
 
@@ -259,7 +259,7 @@ def claim_reason(row: Record) -> str:
         return f"every cell diverged on {row['tasks_diverged']} of {text.plural(row['tasks'], 'task')}"
     if row["verdict"] == "unknown":
         return "cannot be told, as scores or intervals are lacking"
-    if row["tasks"] == 1:  # whose mean is its score
+    if row["tasks"] == 1:  # the mean is the score of the only task
         if not row["tasks_ahead"]:
             return "higher, but not above chance" if row["tasks_at_chance"] else "not ahead"
         by = f"ahead by {'more' if row['tasks_clear'] else 'less'} than the interval"

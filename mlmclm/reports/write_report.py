@@ -39,10 +39,10 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
 
     Returns:
         The paths by name: "report" (report.html), "parquet" (results.parquet: one row per cell), and the CSV tables "results",
-            those of `TABLES` and of all statistics; "zero_shot", "pairs" and "tested_claims" where there are such.
+            those of `TABLES` and of all statistics; "zero_shot", "pairs" and "tested_claims" if the study has such results.
 
     Raises:
-        UserError: a file is in the folder's place.
+        UserError: the folder's path is that of a file.
         EnvironmentFault: the folder cannot be written or the disk is full.
     """
     check_folder(folder)
@@ -64,7 +64,7 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
             paths[name] = file
             write_atomic(file, csv_text(frame))
         else:
-            file.unlink(missing_ok=True)  # of an earlier report
+            file.unlink(missing_ok=True)  # it is from an earlier report
     # Last, so that once the page exists, its tables do too.
     write_atomic(paths["report"], _rendered(analysis, facts, tested, statistics))
     return paths

@@ -1,4 +1,4 @@
-"""Differences between models' answers without training, over several pairs and tasks, with the noise of the examples."""
+"""Differences between models' zero-shot scores, over several pairs and tasks, with the noise of the examples."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def zero_shot_contrast(
 ) -> Estimate:
     """Estimate the weighted sum of differences of a metric, by default each task's main one.
 
-    Models answer the same examples, so their values are paired where they are known. Elsewhere the models' own 95 % intervals
-    give their errors, as if they were independent.
+    Models answer the same examples, so the values of examples are paired if they are known. If not, the standard errors come from
+    the models' 95 % intervals, as if the scores were independent.
 
     Args:
         known: the results by (model, task).

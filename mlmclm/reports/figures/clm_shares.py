@@ -35,7 +35,7 @@ class ClmShares(FigureGroup):
         for key, shares in points.items():
             mixed = [point for point in shares if point[0] > 0]
             if mixed:
-                # Models of one objective have no decay between two, so they end every series.
+                # Models with one objective have no decay between objectives, so they are the end points of the series with and without decay.
                 single = [] if not key[-1] else points.get((*key[:-1], ""), [])
                 series[key] = [*shares, *(point for point in single if point[0] == 0), *causal.get(key[:2], [])]
         return trend_figures(study, self.name, Quantity("clm_percent", "share of CLM, %", "{:.3g}".format), series)

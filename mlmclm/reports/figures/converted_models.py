@@ -12,7 +12,7 @@ from mlmclm.reports.study_facts import DECODER, ENCODER, MADE, ModelFacts
 from mlmclm.reports.trends import budget_words
 
 NATIVE = {MADE[2]: ENCODER, MADE[3]: DECODER}
-"""How the native counterpart of a converted model was made."""
+"""For each way to make a converted model, the way to make its native counterpart."""
 NEAR = 1.1
 """Factor by which the lengths of pretraining of a converted model and of its native counterpart differ at most."""
 
@@ -63,10 +63,10 @@ class ConvertedModels(FigureGroup):
 
 
 def native_of(model: ModelFacts, models: Sequence[ModelFacts]) -> ModelFacts | None:
-    """Return the native counterpart of a converted model: the one of its size that was pretrained for the most similar length.
+    """Return the native counterpart of a converted model: the native model of its size with the most similar length of pretraining.
 
-    Of several it is one with the same last objective or, failing that, the same share of hidden tokens. Scores don't matter, so
-    that the comparison is fair.
+    Ties are broken by the same last objective, then by the same mask ratio. Scores play no part in this choice, so that the
+    comparison is fair.
     """
 
     def order(native: ModelFacts) -> tuple[float, bool, bool, str]:

@@ -9,7 +9,7 @@ from mlmclm.reports.charts import Axis, Chart, Whisker
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, lines
 
 LANE_PIXELS, GAP = 11, 1
-"""Height of a model within the row of its objective; lanes that are free between rows."""
+"""Height in pixels of a lane, which has one model; number of empty lanes between the rows of two objectives."""
 
 
 class FamilyScores(FigureGroup):
@@ -47,7 +47,7 @@ class FamilyScores(FigureGroup):
 
 
 def _rows(models: Mapping[str, Sequence[str]]) -> tuple[Axis, dict[str, int]]:
-    """Return an axis of lanes from top to bottom, with the objectives at their middles, and the first lane of each."""
+    """Return an axis of lanes from top to bottom, labelled with each objective at the middle of its lanes, and the first lane of each objective."""
     ticks, firsts, start = list[tuple[float, str]](), dict[str, int](), 0
     for objective, names in models.items():
         firsts[objective] = start + GAP

@@ -1,4 +1,4 @@
-"""The learning rates that are level with the best."""
+"""The learning rates that are not clearly different from the best."""
 
 from __future__ import annotations
 

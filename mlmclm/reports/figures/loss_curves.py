@@ -9,12 +9,12 @@ from mlmclm.reports.charts import Axis, Chart, Dot, Line
 from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, lines
 
 MOST_POINTS = 400
-"""Points of a loss curve that are drawn, at most about."""
+"""Approximate maximum number of points of a loss curve that are drawn."""
 MOST_IN_ALL = 4_000
-"""Points of all loss curves of a figure that are drawn, at most about."""
+"""Approximate maximum number of points that are drawn in all loss curves of a figure."""
 LEAST_POINTS = 100
 MOST_WORDS = 30
-"""Points of a loss curve over which its value is shown, at most about."""
+"""Approximate maximum number of points of a loss curve that show their values to the pointer."""
 
 
 class LossCurves(FigureGroup):
@@ -58,7 +58,7 @@ class LossCurves(FigureGroup):
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[tuple[int, float]]:
-    """Return the points of a curve; of a long one the first, the last, and the highest and lowest of equal segments."""
+    """Return the points of a curve; for a long curve, only the first, the last, and the highest and lowest of equal segments."""
     finite = [point for point in points if math.isfinite(point[1])]
     if len(finite) <= most:
         return finite

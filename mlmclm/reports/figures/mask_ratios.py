@@ -9,7 +9,7 @@ from mlmclm.reports.trends import Key, Quantity, budget_words, trend_figures
 
 
 class MaskRatios(FigureGroup):
-    """Score against the share of tokens that are hidden, of models with one masked objective and nothing before it."""
+    """Score against the mask ratio, for models with one masked objective and nothing before it."""
 
     name = "mask-ratios"
     section = "choices"

@@ -33,7 +33,7 @@ class PairScores(FigureGroup):
                 for line, row in enumerate(rows):
                     score = row.scores.get(way)
                     if score is not None and not math.isnan(score.value):
-                        # The ways of a task lie under each other, in the middle of its row.
+                        # The models of a task, one for each way, are below each other around the middle of its row.
                         at = line + (place - (len(legend) - 1) / 2) * 12 / (14 + 12 * len(legend))
                         words = f"{pair.models[way]}\n{way}\n{row.task} ({row.kind}): {score} {score.interval}".rstrip()
                         chart.add(Whisker(100 * score.value, 100 * score.low, 100 * score.high, at, words, radius=3.5))

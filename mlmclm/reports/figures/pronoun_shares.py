@@ -1,4 +1,4 @@
-"""The pronouns that models take in Winogender's sentences."""
+"""The pronouns that models choose in Winogender's sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlmclm.reports.paired_models import PRONOUNS, Score
 
 
 class PronounShares(FigureGroup):
-    """The shares of the pronouns that each model takes in Winogender's sentences, as stacked bars."""
+    """The shares of the pronouns that each model chooses in Winogender's sentences, as stacked bars."""
 
     name = "pronouns"
     section = "zero-shot"

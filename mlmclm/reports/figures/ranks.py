@@ -1,4 +1,4 @@
-"""Ranks of models by their means over tasks, with those that each may have."""
+"""Ranks of models by their means over tasks, with the range of ranks that each may have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlmclm.reports.drawing import Figure, FigureGroup, ReportInput, lines, part
 
 
 class Ranks(FigureGroup):
-    """Every model's rank by its mean over tasks, with the ranks that it may have (`analysis.model_ranks`)."""
+    """Every model's rank by its mean over tasks, with the range of ranks that it may have (`analysis.model_ranks`)."""
 
     name = "ranks"
     section = "answer"
