@@ -37,7 +37,7 @@ class Outcomes:
         parts: dict[str, list[pa.Table]] = {}
         labels: dict[str, tuple[str, ...]] = {}
         scored = {row["key"]: row for row in rows if row["status"] == "ok"}
-        # Cells that are alike lie side by side, where compression finds most.
+        # Similar cells are next to each other, which makes compression more effective.
         order = sorted(scored.values(), key=lambda row: (row["task"], row["model"], row["learning_rate"], row["key"]))
         with Bar("reading test examples", len(order), unit="cells") as bar:
             for number, row in enumerate(order, 1):

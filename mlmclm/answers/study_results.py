@@ -156,7 +156,7 @@ class Results:
 
     @property
     def best(self) -> pd.DataFrame:
-        """The best learning rate of each model on each task, the test score there and that of a fresh run, with their intervals."""
+        """The best learning rate of each model on each task, the test score at it, and the expected score of a fresh run, with intervals."""
         return self.analysis.best
 
     @property
@@ -188,7 +188,7 @@ class Results:
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """The report's figures by name; a notebook shows one that ends a cell."""
+        """The report's figures by name; a notebook displays a figure that is the last value of a cell."""
         from mlmclm.reports.view import figures_by_name
 
         return figures_by_name(self.analysis, self.facts)
