@@ -28,7 +28,7 @@ CLIENT_ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves one request per run
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Variables that MLflow reads on import or on calls; the user's own values stay."""
+"""Variables that MLflow reads on import or on calls; values that the user has set stay."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ LASTING = {
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),  # a file that is missing, or in the way
     *(errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS),  # a file system without locks
 }
-"""Numbers of errors of these classes that stay until somebody acts."""
+"""The `errno` values of such errors that nevertheless last until somebody acts."""
 LASTING_IN_SQLITE = ("SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_AUTH")
 """Beginnings of the names of SQLite's errors that stay: a wrong schema, or a database that may only be read."""
 
