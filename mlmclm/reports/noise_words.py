@@ -28,7 +28,7 @@ def tasks_together(analysis: Analysis) -> str:
 
 
 def heavy_tails(analysis: Analysis) -> str:
-    """Say that intervals may cover less, if single runs are outliers more often than with normal noise."""
+    """Say that intervals may cover less than they state, if single runs are outliers more often than with normal noise."""
     check = analysis.noise.tails
     if not check.fails:
         return ""

@@ -21,7 +21,7 @@ FRESH = "what another run at the chosen rate is expected to score, without the l
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 FAMILIES = KINDS["family"]
-"""Registry of the task families; reports use only their names."""
+"""Registry of the task families; reports use only the names of families and their metrics."""
 
 
 def points(score: float, plus: str = "") -> str:
@@ -110,7 +110,7 @@ def family(name: str) -> str:
 
 
 def metric(name: str) -> str:
-    """Return a metric's name for people; several joined by `+` are their mean."""
+    """Return a metric's name for people; for several names joined by `+`, that of their mean."""
     words = {score: title for kind in FAMILIES.values() for score, title in kind.labels_of_metrics().items()}
     parts = [words.get(part, part.replace("_", " ")) for part in metric_parts(name)]
     return parts[0] if len(parts) == 1 else f"mean of {listing(parts)}"

@@ -10,7 +10,7 @@ from mlmclm.reports.trends import Key, Quantity, trend_figures
 
 
 class ContinuedPretraining(FigureGroup):
-    """Score against the tokens, or steps, since the weights that a model continues from, by how these were pretrained."""
+    """Score against the tokens, or steps, after the weights that a model continues from, by how these weights were pretrained."""
 
     name = "continued"
     section = "choices"
