@@ -7,7 +7,7 @@
     results = study.run()
     results.best
 
-Everything here is loaded when it is first used, because torch and Ray take seconds.
+Each name is imported when it is first used, because torch and Ray take seconds to load.
 """
 
 from __future__ import annotations

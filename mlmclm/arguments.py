@@ -14,25 +14,25 @@ Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 SECONDS_FOR_NODES = 3600.0
-"""How long work waits for nodes by default: booting a machine takes minutes, getting a reclaimed one back longer."""
+"""Default seconds for which work waits for nodes: booting a machine takes minutes, replacing a reclaimed one takes longer."""
 
 
 class StudyFolders(TypedDict, total=False):
-    """Arguments that say where a study works; what is None or not given comes from the environment, or the store."""
+    """Folders of a study, and its wait for storage; arguments that are None or omitted come from the environment or the store."""
 
     store: str | Path | None
     """Folder or address (`s3://bucket/prefix`) that keeps everything; by default MLMCLM_STORE, else `store` in the working
     directory."""
     data: str | Path | None
-    """Folder of local data sets that stand in for the Hugging Face Hub; by default MLMCLM_DATA, if it is set."""
+    """Folder of local data sets that replaces the Hugging Face Hub; by default MLMCLM_DATA, if it is set."""
     task_dirs: Sequence[str | Path] | None
     """Folders of your own tasks, one YAML file each; by default those of MLMCLM_TASK_DIR."""
     wait_for_storage: float | None
-    """Seconds for which an outage of the object store of a store at an address is waited for; the store remembers it."""
+    """Seconds to wait during an outage of the object store, for a store at an address; the store saves the number."""
 
 
 def known_arguments(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Let a function refuse unknown arguments, with the nearest known name; `**folders` are the `StudyFolders`.
+    """Make a function refuse unknown arguments and name the nearest known one; its `**folders` are `StudyFolders`.
 
     Python itself would accept any name as one of `**folders`.
     """

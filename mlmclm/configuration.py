@@ -17,12 +17,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Va
 from mlmclm.errors import UserError, clipped, meant_path, one_line, unknown
 
 MOST_NODES = 100_000
-"""Most values that a YAML file may stand for. Aliases (`*name`) count as what they repeat: a few lines of them can stand
-for more values than fit into memory."""
+"""Maximum number of values in a YAML file whose aliases (`*name`) are expanded. A few lines of aliases can expand to more
+values than fit into memory."""
 LONGEST_MESSAGE = 2_000
-"""Most characters of the message about one key; the longest of our own list what is allowed."""
+"""Maximum number of characters in the message about one key; the longest of our own messages list the allowed values."""
 MOST_MESSAGES = 20
-"""Most wrong keys of a file that are described."""
+"""Maximum number of a file's wrong keys that are reported."""
 
 
 class Role(Enum):
@@ -53,7 +53,7 @@ class Enters(Enum):
 
 @runtime_checkable
 class KeyedMark(Protocol):
-    """An annotation that says what keys have in place of a field's value, such as `registry.MemberName`."""
+    """An annotation that determines what keys contain in place of a field's value, such as `registry.MemberName`."""
 
     def keyed(self, value: Any) -> Any: ...
 
@@ -93,9 +93,9 @@ class Frozen(BaseModel):
         return tuple(name for name, field in cls.model_fields.items() if mark in field.metadata)
 
     def keyed(self, *roles: Role) -> dict[str, Any]:
-        """Return the fields that enter a key of what these roles change, by name and as JSON values.
+        """Return the fields with one of these roles as a key contains them: JSON values by name.
 
-        The fields of nested settings count by their own roles.
+        A field of nested settings is included if it has one of these roles itself.
         """
         plain, fields = self.model_dump(mode="json"), type(self).model_fields
         entries: dict[str, Any] = {}
@@ -110,7 +110,7 @@ class Frozen(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        # pydantic takes true for 1.
+        # pydantic would accept true as 1.
         if isinstance(value, bool):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and bool not in kinds:
@@ -128,7 +128,7 @@ def _entering(settings: type[Frozen], roles: tuple[Role, ...]) -> tuple[str, ...
 
 @cache
 def _marks(settings: type[Frozen]) -> dict[str, tuple[KeyedMark, ...]]:
-    """Return the marks that say what keys have in place of fields' values; cached, as looking for them takes longer than a key."""
+    """Return the `KeyedMark` annotations by field; cached, because finding them takes longer than making a key."""
     marks = {
         name: tuple(mark for mark in field.metadata if isinstance(mark, KeyedMark))
         for name, field in settings.model_fields.items()
@@ -145,7 +145,7 @@ def _defaults(settings: type[Frozen], roles: tuple[Role, ...]) -> dict[str, Any]
 
 
 def _keyed(value: Any, plain: Any, roles: tuple[Role, ...]) -> Any:
-    """Return a field's value as in a key, given it also as a JSON value."""
+    """Return a field's value as a key contains it; `plain` is the value as JSON."""
     if isinstance(value, Frozen):
         return value.keyed(*roles)
     if isinstance(value, Mapping) and isinstance(plain, Mapping):
@@ -168,7 +168,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 def described_as(form: Any) -> BeforeValidator:
-    """Return an annotation for a value that another validator checks or converts: `form` is its JSON Schema."""
+    """Return an annotation that gives a field the JSON Schema of `form`; another validator checks or converts the value."""
     return BeforeValidator(lambda value: value, json_schema_input_type=form)
 
 
@@ -181,14 +181,14 @@ def _inside(value: Any) -> Any:
 
 Inside = BeforeValidator(_inside)
 """Validator for strings that become part of a path below `--data` or below a cache of the Hub, such as the name of a
-configuration, split or revision. A declaration may come from someone else, so it can only name places below these
-folders. They are the user's own, and links in them are followed."""
+configuration, split or revision. A declaration may come from someone else, so it can only name paths below these
+folders. The folders themselves belong to the user, so links in them are followed."""
 
 
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader, which also refuses duplicate keys; by default the last one wins silently.
 
-    A file whose aliases stand for more than `MOST_NODES` values is refused before any of them is constructed.
+    A file whose aliases expand to more than `MOST_NODES` values is refused before any value is constructed.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -215,9 +215,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """Return the number of nodes below a node, itself included, with each alias counted as what it stands for.
+    """Return the number of nodes in the tree of a node, the node included, with aliases expanded.
 
-    A node that contains itself has infinitely many. `sizes` keeps the numbers by node, so that each is counted once.
+    A node that contains itself has infinitely many. `sizes` caches the numbers by id, so that each node is visited once.
     """
     if id(node) in sizes:
         return sizes[id(node)]
@@ -250,8 +250,8 @@ def parse_yaml(content: bytes, where: object) -> Any:
     """Parse the content of a YAML file.
 
     Raises:
-        UserError: it is malformed, a mapping has a duplicate key, or its aliases stand for too much; the message starts with
-            `where`.
+        UserError: it is malformed, a mapping has a duplicate key, or its aliases expand to too many values; the message
+            starts with `where`.
     """
     try:
         return yaml.load(content.decode("utf-8"), _Loader)
@@ -354,7 +354,7 @@ def _keys_at(model: type[BaseModel], location: list[Any]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that a type names, as itself or among its arguments."""
+    """Return the pydantic models in a type: the type itself, or those among its arguments."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -1,4 +1,4 @@
-"""Environment variables: for libraries, and for the duration of a block."""
+"""Environment variables: defaults for libraries, and values for the duration of a block."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 PROXIES, NO_PROXY = ("http_proxy", "https_proxy", "all_proxy"), ("no_proxy", "NO_PROXY")
-"""Variables that name proxies, in either case, and those of hosts for which none is used: the first one that is set counts."""
+"""Variables that name proxies (in lower or upper case), and variables with the hosts that need no proxy; the first of these that is set counts."""
 OWN_HOSTS = ("127.0.0.1", "localhost", "::1", "169.254.169.254")
-"""This machine, and what a cloud answers about it, which Ray asks as it starts."""
+"""Addresses of this machine, and of the cloud's metadata service, which Ray asks when it starts."""
 
 
 @contextmanager
@@ -34,8 +34,8 @@ def _put(values: Mapping[str, str | None]) -> None:
 def set_library_defaults() -> None:
     """Set variables of Ray and tokenizers that aren't set: report no usage, and start no threads that a fork would break.
 
-    A proxy that the environment names is left out for this machine's own addresses: it could not reach them, and must
-    not see tokens. Called before anything imports these libraries.
+    If the environment names a proxy, `OWN_HOSTS` are excluded from it: the proxy could not reach them, and must not see
+    tokens. Call this before anything imports these libraries.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

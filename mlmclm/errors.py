@@ -20,9 +20,9 @@ OUT_OF_MEMORY = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
-"""Words of an error by which torch, CUDA, the C library, the kernel or Ray says that memory ran out: each has its own types."""
+"""Words with which torch, CUDA, the C library, the kernel or Ray reports that memory ran out; their exceptions share no type."""
 LONGEST_SHOWN = 300
-"""Most characters of a given value that a message shows."""
+"""Maximum number of characters of a value that a message shows."""
 
 
 class MlmclmError(Exception):
@@ -46,7 +46,7 @@ class EnvironmentFault(MlmclmError):
 
 
 class StorageFault(EnvironmentFault):
-    """The place where results are kept cannot be used; no cell is at fault."""
+    """The storage of the results cannot be used; no cell is at fault."""
 
 
 class MissingBucket(UserError):
@@ -76,7 +76,7 @@ def meant(value: str, names: Iterable[str]) -> str:
 
 
 def meant_path(path: Path) -> str:
-    """Return " Did you mean 'NAME'?" with the nearest name in the folder of a path that is not there; empty if none is near."""
+    """Return " Did you mean 'NAME'?" with the name nearest to a missing path in its folder; empty if none is near."""
     with suppress(OSError):  # there is no such folder either, or it may not be read
         return meant(path.name, sorted(entry.name for entry in path.parent.iterdir()))
     return ""

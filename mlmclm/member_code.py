@@ -1,8 +1,8 @@
-"""The hash of the user's own code that keys contain, over the whole modules that it is in or imports, and their sources for workers.
+"""The user's own code of a member of a registry: its hash, which keys contain, and the sources of its modules, which workers get.
 
-Own code is that of a notebook, of a script, or of modules that are not installed. A module counts as a whole, with all that it
-imports, so that no rule has to say which parts of it are used. A notebook or script changes with each line that is added. So only
-the definitions in it that the member uses count, with the values of the names in these.
+Own code is code in a notebook, in a script, or in modules that are not installed. The hash covers whole modules, with all own modules
+that they import, so that no rule has to decide which parts are used. A notebook or script changes with each line that is added, so the
+hash covers only the definitions in it that the member uses, with the values of the names in these.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ _SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The own code of a member."""
+    """The user's own code of a member."""
 
     hash: str
     """16 hex digits."""
     sources: Mapping[str, ModuleSource]
-    """The own modules that it is in or imports, by name."""
+    """The user's modules that contain the code or that it imports, by name."""
     has_values: bool
-    """Whether it is made of values of a notebook or script, which may change without another registration."""
+    """Whether the hash covers values of a notebook or script, which can change without a new registration."""
     attributes: dict[str, Any]
-    """Numbers and texts of its class and own base classes, by CLASS.NAME; a program may set others than their source says."""
+    """Numbers and strings that its class and the user's base classes have as attributes, by CLASS.NAME; a program can change them."""
 
     @property
     def modules(self) -> dict[str, SourceFile]:
-        """The texts of these modules, for a process that imports them."""
+        """The sources of these modules, for a process that imports them."""
         return {name: SourceFile(source.path, source.text, source.is_package) for name, source in self.sources.items()}
 
     def check(self, member: Any) -> None:
-        """Check that what this process runs as the member is still this code.
+        """Check that the member's code in this process is still this code.
 
         Raises:
-            ValueError: a value of a notebook or script is another one now, or a module was loaded again or has other values.
+            ValueError: a value of a notebook or script has changed, or a module was reloaded or has other values.
         """
         for name, source in self.sources.items():
             if name in sys.modules and module_source(name).text != source.text:
@@ -83,7 +83,7 @@ class OwnCode:
 
 
 def keep_script() -> None:
-    """Read the script that runs, so that a key which is made later has it as it is now."""
+    """Read the running script into `linecache`, so that a key made later contains the script as it is now."""
     script = str(getattr(sys.modules["__main__"], "__file__", ""))
     linecache.checkcache(script)
     linecache.getlines(script)
@@ -93,11 +93,11 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
     """Return the code of a class, function or instance.
 
     Args:
-        anew: whether files are read again: those of modules that aren't loaded, and others to see whether they have changed.
+        anew: whether to read files again: of modules that aren't loaded, to use them, and of loaded modules, to detect changes.
 
     Raises:
-        ValueError: a part of its source cannot be read, runs code that no source names, or isn't what is loaded; or it uses a value
-            of which no key can be made.
+        ValueError: a part of its source cannot be read, runs code that no source names, or differs from what is loaded; or the code
+            uses a value of which no key can be made.
     """
     home = getattr(value, "__module__", None) or type(value).__module__
     walk = _Walk(home)
@@ -122,12 +122,12 @@ def own_code(value: Any, *, anew: bool = True) -> OwnCode:
 
 
 def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, Any]:
-    """Return the numbers and texts, and tuples of these, that a class (or an instance's) and its own bases have now."""
+    """Return the current numbers, strings and tuples of these that a class (or an instance's class) and the user's bases have as attributes."""
     changing = _changing(sources.values())
     return {
         f"{base.__qualname__}.{name}": part
         for base in reversed((value if isinstance(value, type) else type(value)).__mro__)
-        if is_own(base.__module__) and base.__module__ not in MAIN  # the values of that one are in the key already
+        if is_own(base.__module__) and base.__module__ not in MAIN  # the key has values of `__main__` already
         for name, part in sorted(vars(base).items())
         if not name.startswith("__")
         and name not in changing
@@ -136,10 +136,10 @@ def _attributes(value: Any, sources: Mapping[str, ModuleSource]) -> dict[str, An
 
 
 def _check_values(sources: Mapping[str, ModuleSource], attributes: Collection[str]) -> None:
-    """Check that names of loaded modules, and attributes of their classes, stand for what they did when these had been loaded.
+    """Check that names of loaded modules, and attributes of their classes, still have the values from when the modules were loaded.
 
     Args:
-        attributes: those that the key has.
+        attributes: names of attributes whose values the key contains; these are not checked.
 
     Raises:
         ValueError: other code has set another value, or only a part of the modules was loaded again.
@@ -164,7 +164,7 @@ def _changing(sources: Iterable[ModuleSource]) -> set[str]:
 
 
 def _same(one: Any, another: Any) -> bool:
-    """Return whether two values are the same object, a function that was loaded again, or equal numbers, texts or tables of these."""
+    """Return whether two values are one object, one function that was reloaded, or equal numbers, strings or containers of these."""
     if one is another or (one := _own_function(one) or one) is (another := _own_function(another) or another):
         return True
     if isinstance(one, types.FunctionType) and isinstance(another, types.FunctionType):
@@ -187,10 +187,10 @@ class _Walk:
     Args:
         home: the member's own module, whose name is not part of the hash.
     Attributes:
-        parts: what the values are, as text.
-        modules: the own modules that they are from.
-        packages: the top-level names of other packages that they are from.
-        has_values: whether a notebook or script has given any.
+        parts: the values as text, to be hashed.
+        modules: the user's modules that define the values.
+        packages: the top-level names of other packages that define them.
+        has_values: whether any value is from a notebook or script.
     """
 
     def __init__(self, home: str) -> None:
@@ -199,7 +199,7 @@ class _Walk:
         self.packages: set[str] = set()
         self.has_values = False
         self._home = home
-        self._seen: dict[Any, tuple[int, Any]] = {}  # with the values, or another one could get their ids
+        self._seen: dict[Any, tuple[int, Any]] = {}  # keeps the values alive, so that no id is reused
         self._inside: set[int] = set()
 
     def value(self, value: Any) -> None:
@@ -247,7 +247,7 @@ class _Walk:
             self._each(part for item in value.items() for part in item)
         elif isinstance(value, set | frozenset):
             parts, seen, hashes = self.parts, self._seen, list[str]()
-            for item in value:  # in any order, so that none may refer to what another one has seen
+            for item in value:  # the order varies, so no item may refer to an earlier one
                 self.parts, self._seen = [], dict(seen)
                 self.value(item)
                 hashes.append(_hash(self.parts))
@@ -256,7 +256,7 @@ class _Walk:
             self._each(value)
 
     def _uses(self, module: str) -> bool:
-        """Note a module whose code counts, and return whether it is the user's own."""
+        """Add a module whose code the hash must cover, and return whether it is the user's own."""
         own = is_own(module)
         if own and module not in MAIN:
             self.modules.add(module)
@@ -280,8 +280,8 @@ class _Walk:
             with suppress(AttributeError):
                 current = attrgetter(value.__qualname__)(sys.modules.get(module))
                 if current is not value and isinstance(current, type) and str(current) == str(value):
-                    raise _replaced(f"{value.__qualname__} of {module}")  # its module was loaded again since
-            return  # the module's source says all of it, unless a function has made it
+                    raise _replaced(f"{value.__qualname__} of {module}")  # its module was reloaded
+            return  # the module's source defines it completely, unless a function created it
         for name, part in sorted(vars(value).items()):
             function = _own_function(part)
             if function is not None and not _is_generated(value, function):
@@ -305,8 +305,8 @@ class _Walk:
                 codes = _compiled(parsed_source(module)).get(code.co_qualname, [])
             if code not in codes:
                 raise _replaced(f"{code.co_qualname} of {module}")
-            self.parts.append(str(codes.index(code)))  # which one: lambdas, for instance, share a name
-        if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`, which keeps a cache beside
+            self.parts.append(str(codes.index(code)))  # as functions can share a name: lambdas do
+        if hasattr(value, "registry") and hasattr(value, "dispatch"):  # `singledispatch`: its closure has a cache
             self.value(value.registry)
         else:
             for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
@@ -319,7 +319,7 @@ class _Walk:
         self.value(getattr(value, "__wrapped__", None))
 
     def _define(self, value: Any, functions: list[types.FunctionType]) -> _Statement:
-        """Add the statement of a notebook or script that defines something, with the values of its names, and return it."""
+        """Add the notebook's or script's statement that defines a value, with the values of the names that it uses; return the statement."""
         self.has_values = True
         names = functions[0].__globals__ if functions else vars(sys.modules[value.__module__])
         statement = _definition(value, functions, names)
@@ -349,7 +349,7 @@ class _Walk:
                 self.parts += [str(facts), hashlib.sha256(data).hexdigest()]
             elif numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
                 self.parts += [f"{value.dtype} {value.shape}", hashlib.sha256(value.tobytes()).hexdigest()]
-            elif hasattr(value, "model_fields_set"):  # which of a pydantic model's fields were given changes nothing
+            elif hasattr(value, "model_fields_set"):  # pydantic: which fields were given doesn't matter
                 self.value(vars(value))
             elif isinstance(value, set | frozenset):
                 self._items(value)
@@ -373,25 +373,25 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def _own_function(part: Any) -> types.FunctionType | None:
-    """Return the function of a method, without wrappers of libraries, such as torch puts around it when a class is first used."""
+    """Return the function of a method without wrappers of libraries, such as the one that torch adds when a class is first used."""
     if isinstance(part, property | staticmethod | classmethod | types.MethodType):
         part = part.fget if isinstance(part, property) else part.__func__
     if not callable(part) or isinstance(part, type):
         return None
     function = inspect.unwrap(part, stop=lambda f: is_own(str(getattr(f, "__globals__", {}).get("__name__", ""))))
-    # From Python 3.14 on, a class has a function that computes its annotations: its source says them.
+    # From Python 3.14 on, a class has a function that computes its annotations; its source has them already.
     return function if isinstance(function, types.FunctionType) and function.__name__ != "__annotate__" else None
 
 
 def _methods(value: type) -> list[types.FunctionType]:
-    """Return the functions of a class that its definition in a notebook or script has."""
+    """Return the functions in a class's definition in a notebook or script."""
     functions = filter(None, map(_own_function, vars(value).values()))
     return [method for method in functions if method.__qualname__.startswith(f"{value.__qualname__}.")
             and method.__globals__.get("__name__") in MAIN and not _is_generated(value, method)]  # fmt: skip
 
 
 def _is_generated(kind: type, function: types.FunctionType) -> bool:
-    """Return whether `dataclass` has made a method, of what the class's source says."""
+    """Return whether `dataclass` generated a method; the class's source determines such a method."""
     return "__dataclass_fields__" in vars(kind) and function.__code__.co_filename == "<string>"
 
 
@@ -407,7 +407,7 @@ class _Statement(NamedTuple):
 
 def _definition(value: Any, functions: list[types.FunctionType], names: Mapping[str, Any]) -> _Statement:
     """Return the statement of a notebook or script that defines a class or function; raise a `ValueError` if none is found."""
-    # Without a method, nothing says which cell a class of a notebook is from: it is the last one that has its name.
+    # A notebook's class without methods doesn't tell which cell defines it: the last one that binds its name does.
     cells = [file for file in reversed(linecache.cache) if not Path(file).exists()]
     files = [function.__code__.co_filename for function in functions[:1]] or [str(names.get("__file__") or ""), *cells]
     name, line = value.__qualname__.partition(".")[0], functions[0].__code__.co_firstlineno if functions else 0
@@ -438,7 +438,7 @@ def _statements(whole: ModuleSource, package: str) -> list[_Statement]:
 
 
 def _names(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yield the names that a definition takes from its module, those of functions in it included."""
+    """Yield the module's names that a definition uses, also in functions inside it."""
     top = table.get_type() == "module"
     yield from (
         symbol.get_name()
@@ -451,9 +451,9 @@ def _names(table: symtable.SymbolTable) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _compiled(source: ModuleSource, flags: int = 0) -> dict[str, list[types.CodeType]]:
-    """Return a source's pieces of code by qualified name, in the order of the text."""
+    """Return a source's code objects by qualified name, in the order of the text."""
     by_name: dict[str, list[types.CodeType]] = {}
-    # A notebook's cell may wait at its top level.
+    # A notebook's cell may use `await` at its top level.
     left = [compile(source.text, source.path, "exec", flags=flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
     while left:
         code = left.pop()

@@ -1,6 +1,6 @@
-"""The source of the user's own modules: its syntax as in keys, what it imports, and code that no source names.
+"""Analysis of the source of the user's own modules: its syntax for keys, its imports, and uses of code that no source names.
 
-It is read from the text alone. No code runs, and no module is imported.
+Only the text is read. No code runs, and no module is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RUNS_CODE = {
     "__builtins__", "__import__", "__subclasses__", "_gcd_import", "entry_points", "exec_module", "import_module", "load_module",
     "module_from_spec", "resolve_name", "run_module", "run_path", "spec_from_file_location", "spec_from_loader",
 }  # fmt: skip
-_RUNS_CODE_BY_NAME = {"eval", "exec"}  # as attributes, these are methods of models and tables
+_RUNS_CODE_BY_NAME = {"eval", "exec"}  # not as attributes, which are methods of models and tables
 _RUNS_CODE_INSIDE = {"builtins", "pydoc", "runpy"}
 _CATCH_MISSING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "suppress"}
 _CHANGE = {
@@ -29,7 +29,7 @@ _CHANGE = {
 
 
 class Import(NamedTuple):
-    """An import: `alias` stands for `name` in `module`, or for the module if the name is None; both are "*" for all names."""
+    """An import that binds `alias` to `name` in `module`, or to the module if `name` is None; both are "*" for all names."""
 
     alias: str
     module: str
@@ -40,7 +40,7 @@ class Import(NamedTuple):
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """The text of an own module, or the syntax of a definition in a notebook or script.
+    """The text of one of the user's modules, or of a definition in a notebook or script.
 
     Attributes:
         path: its file.
@@ -66,7 +66,7 @@ class ModuleSource:
 
     @cached_property
     def syntax(self) -> str:
-        """The tree as text: without comments and layout, and alike in all versions of Python."""
+        """The tree as text, without comments and layout, and equal in all versions of Python."""
         parts, left = list[str](), list[Any]([self.tree])
         while left:  # a recursive walk would fail at long chains of `elif`
             node = left.pop()
@@ -83,13 +83,13 @@ class ModuleSource:
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
-        """Imports anywhere in it, and modules that `import_module` imports by a name that is written there.
+        """Imports anywhere in the source, and modules that `import_module` imports by a literal name.
 
         Raises:
-            ValueError: it runs or finds code in a way that a source doesn't tell.
+            ValueError: it can run or find code that the source doesn't name.
         """
         listed, named = list[Import](), set[int]()
-        for node, may_fail in _nodes(self.tree):  # a call before the names in it
+        for node, may_fail in _nodes(self.tree):  # a call comes before the names in it
             line = getattr(node, "lineno", 0)
             if id(node) not in named and (used := _unknown(node)):
                 raise ValueError(
@@ -116,7 +116,7 @@ class ModuleSource:
         return _absolute("." * node.level + (node.module or ""), self.inner)
 
     def _computed(self, call: ast.Call) -> str:
-        """Return the module of a call of `import_module`; empty unless it is written there."""
+        """Return the module that a call of `import_module` imports; empty unless its name is a literal."""
         arguments = dict(zip(("name", "package"), call.args, strict=False)) | {
             keyword.arg: keyword.value for keyword in call.keywords
         }
@@ -127,7 +127,7 @@ class ModuleSource:
 
     @cached_property
     def computes_all(self) -> bool:
-        """Whether the names in its `__all__` are made otherwise than by listing texts and those of other modules."""
+        """Whether its `__all__` is computed, rather than a list of literals and of other modules' `__all__`."""
         return any(
             isinstance(part, ast.comprehension | ast.JoinedStr)
             or (isinstance(part, ast.Call) and dotted(part.func)[:1] != ("__all__",))
@@ -144,7 +144,7 @@ class ModuleSource:
 
     @cached_property
     def changing(self) -> frozenset[str]:
-        """The names, and the attributes as `.NAME`, whose values its code changes when it runs, such as counters and caches."""
+        """Names, and attributes as `.NAME`, whose values the code changes when it runs, such as counters and caches."""
         names, left = set[str](), list[tuple[Any, set[str]]]([(self.tree, set())])
         while left:
             node, local = left.pop()
@@ -163,7 +163,7 @@ class ModuleSource:
                 continue
             while isinstance(node, ast.Subscript):
                 node = node.value
-            if isinstance(node, ast.Attribute) and (inside or dotted(node.value) != ("self",)):  # not the class's `b`
+            if isinstance(node, ast.Attribute) and (inside or dotted(node.value) != ("self",)):  # not an instance's
                 names.add(f".{node.attr}")
             elif isinstance(node, ast.Name) and inside and node.id not in local:
                 names.add(node.id)
@@ -171,7 +171,7 @@ class ModuleSource:
 
     @cached_property
     def taken(self) -> dict[str, tuple[str, str]]:
-        """The names that only a statement at its top binds, which imports them: by name, the module and the name there."""
+        """Names that only one statement binds, a `from` import at the top level; for each, the module and the imported name."""
         counts = Counter(
             getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
             for node in _in_scope(self.tree)
@@ -183,7 +183,7 @@ class ModuleSource:
 
 
 class _Mark(str):
-    """A piece of the syntax's text, unlike a text that is in the source."""
+    """Text that `ModuleSource.syntax` adds, such as brackets; a plain `str` is a string in the source."""
 
 
 parsed = lru_cache(maxsize=1024)(ModuleSource)
@@ -230,7 +230,7 @@ def _bound(function: ast.AST) -> set[str]:
 
 
 def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all nodes, with whether an import there may fail: below a condition, or where the failure is caught."""
+    """Yield all nodes, each with whether an import in it may fail: it is below a condition, or its failure is caught."""
     left = [(tree, False)]
     while left:
         node, may_fail = left.pop()
@@ -245,7 +245,7 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _unknown(node: ast.AST) -> str:
-    """Return the name in a node by which any code can be found or run; empty if there is none."""
+    """Return the name in a node that can find or run any code, such as `exec`; empty if there is none."""
     if isinstance(node, ast.Name):
         return node.id if node.id in _RUNS_CODE | _RUNS_CODE_BY_NAME else ""
     if isinstance(node, ast.Attribute):
@@ -269,10 +269,10 @@ def _unknown(node: ast.AST) -> str:
 
 
 def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource], set[str]]:
-    """Return own (the user's) modules, all own ones that they import, and the top-level names of other packages.
+    """Return the user's modules in `start` and all that these import, and the top-level names of other packages.
 
     Args:
-        anew: whether the files of those that aren't loaded are read again.
+        anew: whether to read again the files of modules that aren't loaded.
 
     Raises:
         ValueError: a source cannot be read, an import finds nothing, or code is run that no source names.
@@ -295,13 +295,13 @@ def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource]
 
 
 def parsed_source(module: str, *, anew: bool = False) -> ModuleSource:
-    """Return the source of an own module (`own_modules.module_source`)."""
+    """Return the source of one of the user's modules (`own_modules.module_source`)."""
     file = module_source(module, anew=anew)
     return parsed(*file, module if file.is_package else module.rpartition(".")[0])
 
 
 def imported(source: ModuleSource) -> Iterator[str]:
-    """Yield the modules that a source imports, or finds as attributes of those.
+    """Yield the modules that a source imports, or uses as attributes of imported modules.
 
     Raises:
         ValueError: an import finds nothing, or code is run that no source names.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NONE = "–"
-"""Stands for a number that does not exist."""
+"""Text in place of a number that does not exist."""
 
 
 def rate_text(rate: float) -> str:
@@ -19,7 +19,7 @@ def rate_text(rate: float) -> str:
 
 
 def without_nan(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row with None for NaN, which JSON doesn't have."""
+    """Return a row with None in place of NaN, which JSON doesn't have."""
     return {str(name): None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 

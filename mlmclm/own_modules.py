@@ -1,4 +1,4 @@
-"""The user's own modules: which they are, from which texts this process loads them, and how another process gets these texts."""
+"""The user's own modules: which modules these are, the sources that this process loads, and how other processes get these sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST_COPIED = 1000
 
 
 class SourceFile(NamedTuple):
-    """The source of an own module."""
+    """The source of one of the user's modules."""
 
     path: str
     text: str
@@ -81,10 +81,10 @@ def read_source(module: str, spec: importlib.machinery.ModuleSpec | None = None)
     """Return the source of a module as its file has it now, in a folder or in a zip file.
 
     Args:
-        spec: where it is; by default where it is found.
+        spec: the module's spec; by default `find_source` finds it.
 
     Raises:
-        ValueError: it has none, or it cannot be read.
+        ValueError: the module has no source, or the source cannot be read.
     """
     spec = spec or find_source(module)
     assert spec is not None, module
@@ -108,10 +108,10 @@ def module_source(module: str, *, anew: bool = False) -> SourceFile:
     """Return the source that a module was loaded from, or from which this process will load it.
 
     Args:
-        anew: whether one that isn't loaded yet is read again, so that an edit counts.
+        anew: whether to read again the file of a module that isn't loaded yet, so that an edit counts.
 
     Raises:
-        ValueError: it has none, or it cannot be read.
+        ValueError: the module has no source, or the source cannot be read.
     """
     files = _TEXTS.loaded if module in sys.modules else _TEXTS.fixed
     if module not in files or (anew and files is _TEXTS.fixed):
@@ -120,7 +120,7 @@ def module_source(module: str, *, anew: bool = False) -> SourceFile:
 
 
 def live_values(module: str) -> dict[str, Any]:
-    """Return what the names of a loaded module stand for, and attributes of its classes and functions as NAME.ATTRIBUTE."""
+    """Return the values of a loaded module's names, and those of attributes of its classes and functions as NAME.ATTRIBUTE."""
     values = {name: value for name, value in vars(sys.modules[module]).items() if not name.startswith("__")}
     for name, value in [*values.items()]:
         if isinstance(value, types.FunctionType):
@@ -133,14 +133,14 @@ def live_values(module: str) -> dict[str, Any]:
 
 
 def loaded_values(module: str) -> dict[str, Any]:
-    """Return `live_values` as they were when the module had been loaded, or were first asked for if it was loaded by others."""
+    """Return `live_values` as of the end of the module's loading, or as of the first call if another loader has loaded it."""
     if module not in _TEXTS.values:
         _TEXTS.values[module] = {name: _copied(value) for name, value in live_values(module).items()}
     return _TEXTS.values[module]
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a small table of numbers and texts, and any other value itself."""
+    """Return a copy of a value if it is a small list, dict or set of numbers and strings, else the value itself."""
     if type(value) in (list, dict, set) and len(value) <= _LARGEST_COPIED:
         with suppress(Exception):  # whatever the `repr` of what is in it raises
             return ast.literal_eval(repr(value))
@@ -148,7 +148,7 @@ def _copied(value: Any) -> Any:
 
 
 def receive(modules: Mapping[str, SourceFile]) -> None:
-    """Let this process import modules from these sources, whatever its own files are, and forget others of their names."""
+    """Make this process import modules from these sources rather than from files; a module that another source gave is unloaded."""
     for name, source in modules.items():
         if _TEXTS.fixed.get(name, source) != source:
             sys.modules.pop(name, None)
@@ -159,9 +159,9 @@ def receive(modules: Mapping[str, SourceFile]) -> None:
 
 
 class _Texts(importlib.abc.MetaPathFinder):
-    """A finder that keeps the texts that own modules were loaded from, and those fixed for modules that are loaded later.
+    """A finder that keeps the sources of the user's modules: `loaded` for loaded modules, `fixed` for those that are loaded later.
 
-    A text is fixed when a key is made of it, or when another process has sent it. `importlib.reload` reads the file.
+    A source is fixed when a key is made of it, or when another process has sent it. `importlib.reload` reads the file.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Texts(importlib.abc.MetaPathFinder):
 
 
 class _OwnLoader(importlib.machinery.SourceFileLoader):
-    """Runs the text that keys contain, since Python's cached bytecode may be that of an older text of the same size and time."""
+    """A loader that runs the source that keys contain: Python's cached bytecode can be from an older source of the same size and time."""
 
     def get_data(self, path: str) -> bytes:
         source = _TEXTS.fixed.get(self.name)
@@ -221,14 +221,14 @@ def distribution_of(package: str) -> importlib.metadata.Distribution | None:
 
 @cache
 def version_of(package: str) -> str:
-    """Return a package's distribution and version; empty for Python's own, and for those that this package requires."""
+    """Return a package's distribution and version; empty for the standard library, and for packages that mlmclm requires."""
     dist = None if package in ("", *sys.stdlib_module_names, *MAIN) else distribution_of(package)
     return "" if dist is None or _canonical(dist.name) in _required() else f"{dist.name} {dist.version}"
 
 
 @cache
 def _required() -> set[str]:
-    """Return the distributions that this package requires, and itself: its versions say when results change with them."""
+    """Return mlmclm's distribution and those that it requires; if a change of these changes results, `mlmclm.versions` changes."""
     needs = importlib.metadata.requires("mlmclm") or []
     return {_canonical(re.split(r"[^\w.-]", need)[0]) for need in ("mlmclm", *needs) if "extra ==" not in need}
 

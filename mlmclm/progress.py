@@ -28,7 +28,7 @@ Markup is off, as paths and names may contain brackets.
 SECONDS_OF_SILENCE = 3.0
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_QUIET_LINES = 30.0
-"""Longest interval of lines that only say that work is going on; the first come sooner."""
+"""Maximum seconds between lines that only say that work is going on; the first of these lines come sooner."""
 
 
 class Bar:
@@ -46,7 +46,7 @@ class Bar:
         total: the amount of work, if known.
         unit: what is counted.
         above: what is drawn above all bars while this one is open.
-        brief: seconds in which the work may end without a line.
+        brief: seconds; work that ends within these prints no line.
     """
 
     _drawn: ClassVar[Progress | None] = None
@@ -168,10 +168,10 @@ class Bar:
                 seconds = min(2 * seconds, SECONDS_BETWEEN_QUIET_LINES)
 
     def _count(self) -> str:
-        if not self.done and self.total is None:  # nothing is counted, or not yet
+        if not self.done and self.total is None:  # nothing is counted yet, or ever
             return ""
         of = f"/{self.total:,}" if self.total is not None else ""
-        # Where there is a total, the rate is told by the time left.
+        # If there is a total, the time left is shown in place of the rate.
         rate = self.rate() if self.total is None and self.unit else None
         return f"{self.done:,}{of} {self.unit}".rstrip() + (f", {rate:,.0f}/s" if rate and rate >= 1 else "")
 
@@ -188,7 +188,7 @@ class Bar:
 
 @contextmanager
 def bars() -> Iterator[Callable[..., None]]:
-    """Turn (what, done, total, unit) calls into one bar per `what`."""
+    """Yield a function that takes (what, done, total, unit) and shows one bar per `what`."""
     with ExitStack() as stack:
         current: list[Bar] = []
 
@@ -283,7 +283,7 @@ _spoken = threading.Event()
 
 
 def spoken() -> None:
-    """Note that the command has printed something; results on standard output count too."""
+    """Record for `starting` that the command has printed something; results on standard output count too."""
     _spoken.set()
 
 

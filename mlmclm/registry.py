@@ -1,4 +1,4 @@
-"""The registry: everything that can be added, from a file here, another package, or a notebook.
+"""The registries of everything that can be added: in a file of this package, in another package, or in a notebook.
 
     @mlmclm.register("objective")
     class Even(Objective):
@@ -6,7 +6,7 @@
 
 A member is built in, named by an entry point of an installed package (its group is in `KINDS`), or registered in this
 process. All are looked up by name in the same way (`Registry`). A launcher sends registered members to its workers
-(`Shipment`), and the keys of results that a member changes say which code it is (`Registry.keyed`).
+(`Shipment`). If a member can change a result, the result's key identifies the member's code (`Registry.keyed`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class RegistryEntry:
     value: Any
     """The class, function or other object; of an entry point, None until it is loaded."""
     origin: str
-    """Where it comes from, for people."""
+    """Where it comes from, as messages show it."""
     point: importlib.metadata.EntryPoint | None = None
     code: str | None = None
-    """Its code as in keys, from the process that registered it; None in that process, and for members of this package."""
+    """Its code as keys contain it, if another process registered it; None if this process did, and for built-in members."""
     by_name: bool = False
-    """Whether this process has imported it by its name, from the text of which `code` is made."""
+    """Whether this process has imported it by its name, from the source of which `code` is the hash."""
     place: tuple[str, str] = ("", "")
-    """Module and name under which it was defined: the same place may define it again, as a notebook's cell does."""
+    """Module and name of its definition, which may be run again and then replaces it, as in a notebook's cell."""
 
 
 class Registry(Generic[Value]):
@@ -80,7 +80,7 @@ class Registry(Generic[Value]):
         self._listeners: list[Callable[[], object]] = []
 
     def on_change(self, listener: Callable[[], object]) -> None:
-        """Let a function be called whenever the members may have changed, such as one that forgets what was chosen of them."""
+        """Add a function to call whenever the members may have changed, such as one that clears a cached choice of a member."""
         self._listeners.append(listener)
 
     def find(self, name: str) -> Value | None:
@@ -137,9 +137,9 @@ class Registry(Generic[Value]):
         return results, reasons
 
     def items(self) -> Iterable[tuple[str, Value]]:
-        """Return all members by name: the built-in ones, those of other packages, which are loaded then, and those registered here.
+        """Return all members by name: built in, of other packages (which this loads), and registered in this process.
 
-        A member that cannot be loaded is left out, which is said once.
+        A member that cannot be loaded is left out, and a message says so once.
         """
         return self.each(lambda name, member: member)[0].items()
 
@@ -170,17 +170,17 @@ class Registry(Generic[Value]):
         return sorted(importlib.metadata.entry_points(group=self.group), key=lambda point: (point.name, point.value))
 
     def keyed(self, name: str) -> str:
-        """Return a member's entry in keys: its name, or NAME@CODE unless it is built in (`mlmclm.versions` tells that code).
+        """Return a member's entry in keys: its name if it is built in (`mlmclm.versions` covers its code), else NAME@CODE.
 
-        The code of an installed package is its distribution and version. Other code is a hash of its source: a notebook,
-        a script and a checkout change without a version.
+        CODE is the distribution and version if the member is of an installed package. Otherwise it is a hash of the source,
+        because a notebook, a script or a checkout can change without a new version.
         """
         member = self._members.get(name)
         code = None if member is None else self._code(member)
         return name if code is None else f"{name}@{code}"
 
     def add(self, member: RegistryEntry) -> None:
-        """Add a member, or replace the one that the same place has defined.
+        """Add a member, or replace the one of its name that was defined in the same `place`.
 
         Raises:
             UserError: there is another member with its name, or it is of another kind.
@@ -194,7 +194,7 @@ class Registry(Generic[Value]):
         self.remove(member.name)
         self.registered[member.name] = member
         self.forget()
-        # A notebook or script may define later what its member uses. Most kinds enter no key, so a fault waits for one.
+        # A notebook may define later what its member uses, so this code is hashed later. Elsewhere, an error waits until a key needs the hash.
         if member.code is None and _module_of(member.value) in MAIN:
             keep_script()
         elif member.code is None:
@@ -208,7 +208,7 @@ class Registry(Generic[Value]):
         self.forget()
 
     def forget(self) -> None:
-        """Look for members again at the next question, as after the installation of a package."""
+        """Clear the found members, so that the next access looks for them again, as after the installation of a package."""
         self._values.clear()
         self._broken.clear()
         self.__dict__.pop("_members", None)
@@ -216,10 +216,10 @@ class Registry(Generic[Value]):
             listener()
 
     def shipped(self) -> tuple[list[RegistryEntry], dict[str, SourceFile]]:
-        """Return the members that were registered in this process, with their code as in keys, and the own modules of that code.
+        """Return the members that were registered in this process, with their code as in keys, and the user's modules of that code.
 
-        A member that enters no key, such as a callback that only observes, may have code of which no key can be made. One of an
-        editable package is found by its entry point, and loaded from these modules too.
+        A member that enters no key, such as a callback that only observes, may have code of which no key can be made. The modules
+        include those of editable packages, whose members workers find by entry points and load from these modules.
         """
         members = list[RegistryEntry]()
         for member in self.registered.values() if self.ships else ():
@@ -245,7 +245,7 @@ class Registry(Generic[Value]):
             if earlier is not member and _is_built_in(earlier):
                 report_left_out(str(self._twice(earlier, member)))
             elif earlier is not member:
-                # Only who asks for this name must know which of them is meant.
+                # Two members of one name are an error only for a caller that asks for this name.
                 self._broken[member.name] = self._twice(earlier, member)
         return by_name
 
@@ -289,7 +289,7 @@ class Registry(Generic[Value]):
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {name!r}; use one.")
 
     def _same_here(self, member: RegistryEntry) -> None:
-        """Check that a member which another process has sent is the code that its key says, with packages of these versions."""
+        """Check that the code of a member sent by another process has the hash in its key, with this process's versions of packages."""
         try:
             code, said = own_code(member.value).hash, ""
         except ValueError as error:
@@ -322,16 +322,16 @@ class Registry(Generic[Value]):
 
 
 def report_left_out(reason: str) -> None:
-    """Say, the first time, that something which is not of this package is left out, and why."""
+    """Print, once for each reason, that something from outside this package is left out, and why."""
     from mlmclm.progress import say_once
 
     say_once(f"left out: {reason}")
 
 
 def _lacks(base: type, value: type) -> list[str]:
-    """Return what a subclass of `base` lacks or has of another type: abstract methods, and the class attributes of `base`.
+    """Return the abstract methods and class attributes of `base` that a subclass lacks or has with another type.
 
-    What a later step would miss is then known before anything is computed.
+    They are reported before anything is computed, rather than by the later step that needs them.
     """
 
     def undefined(kind: type) -> str:
@@ -370,7 +370,7 @@ def _defined_in(package: str, base: type | None) -> Iterator[Any]:
                 if base is None
                 else isinstance(value, type) and issubclass(value, base) and value is not base
             )
-            if is_member and value.__module__ == module.__name__:  # what it only imports is of another one
+            if is_member and value.__module__ == module.__name__:  # not one that it only imports
                 yield value
 
 
@@ -427,7 +427,7 @@ def register(kind: str, name: str | None, member: Value) -> Value: ...
 def register(kind: str, name: str | None = None, member: Any = None) -> Any:
     """Register a member of a kind in this process: a function, and without `member` a decorator.
 
-    The same place may register a changed member again, as a notebook's cell does when it is run again.
+    A changed member may be registered again from the same module under the same name, as by a notebook's cell.
 
     Args:
         kind: one of `KINDS`.
@@ -437,7 +437,7 @@ def register(kind: str, name: str | None = None, member: Any = None) -> Any:
         The member, or a decorator that returns it.
 
     Raises:
-        UserError: there is no such kind, the member is of another kind, or there is one of this name from elsewhere.
+        UserError: there is no such kind, the member is of another kind, or one of this name is defined elsewhere.
     """
     if kind not in KINDS:
         raise unknown("kind of member", kind, KINDS)
@@ -456,11 +456,11 @@ def register(kind: str, name: str | None = None, member: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Shipment:
-    """The members that this process has registered, for its workers: one that receives it registers them too.
+    """The members that this process has registered, for its workers: a worker that unpickles a shipment registers them too.
 
-    It must be part of what a launcher sends, and goes through the launcher's own serialisation. `modules` are the own
-    modules that members' code is in, with their sources. A worker imports these and no others, so that it has them, and
-    as they were when they were registered.
+    A launcher must include it in the data that it sends, and serialise it like them. `modules` are the user's modules with
+    the members' code, and their sources. A worker imports these sources rather than its own files, so that it has the code
+    as it was when it was registered.
     """
 
     members: tuple[tuple[str, RegistryEntry], ...]
@@ -476,7 +476,7 @@ class Shipment:
 
 
 def _with_modules(modules: Mapping[str, SourceFile]) -> Shipment:
-    """Prepare for members that are pickled by the names of their modules, before these are imported."""
+    """Return a shipment without members; `modules` can be imported now, which unpickling members by their names needs."""
     receive(modules)
     return Shipment((), modules)
 
@@ -492,7 +492,7 @@ def shipment() -> Shipment:
 class MemberName:
     """Annotation of a setting that names a member of a kind, or several: `decay: Annotated[str, MemberName("schedule")]`.
 
-    An unknown name is an error. Keys have `Registry.keyed` in its place.
+    An unknown name is an error. Keys contain `Registry.keyed` of the name in its place.
     """
 
     kind: str
@@ -504,7 +504,7 @@ class MemberName:
         return self._name(value) if isinstance(value, str) else type(value)(map(self._name, value))
 
     def _name(self, value: str) -> str:
-        # In a result, names stand as in its key.
+        # In a result, a name has the form that it has in keys: NAME@CODE.
         name, registry = value.partition("@")[0], KINDS[self.kind]
         if name not in registry:
             raise ValueError(str(unknown(self.kind, name, registry)).rstrip("."))
@@ -513,6 +513,6 @@ class MemberName:
         return name
 
     def keyed(self, value: Any) -> Any:
-        """Return a setting's value as in a key."""
+        """Return a setting's value as a key contains it."""
         registry = KINDS[self.kind]
         return registry.keyed(value) if isinstance(value, str) else [registry.keyed(name) for name in value]

@@ -45,7 +45,7 @@ def system_facts(gpus: Sequence[str]) -> dict[str, Any]:
 def usable_cpus() -> int:
     """Return how many processors this process may use: those that it may run on, or fewer if its container has a limit.
 
-    A part of a processor does not count, as in Ray.
+    A fraction of a processor is not counted, as in Ray.
     """
     return max(1, int(min(len(os.sched_getaffinity(0)), container_cpus(CONTROL_GROUP))))
 
@@ -92,7 +92,7 @@ def processor() -> str:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    # The file has numbers in place of a name for ARM CPUs, and LLVM knows them.
+    # For ARM CPUs the file has numbers in place of a name, and LLVM has a table of these.
     from llvmlite import binding
 
     return f"{binding.get_host_cpu_name()} ({platform.machine()})"

@@ -7,8 +7,8 @@
     results = tune.Tuner(mlmclm.tune.Finetune, param_space=space).fit()
     results.get_best_result("score", "max")
 
-A trial is a cell, or those that share its training, as in a sweep, and `Finetune` is the trainable of `mlmclm sweep`: with a result in the store it ends
-at once, and a new result is filed there. With `tune.TuneConfig(reuse_actors=True)`, models and data stay in the processes.
+A trial is a cell (model, task, learning rate, seed), or several that share one training. `Finetune` is also the trainable of `mlmclm sweep`: a result that
+the store has is not computed again, and a new one is saved there. With `tune.TuneConfig(reuse_actors=True)`, models and data stay in the processes.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def param_space(
 
 
 class ParamSpace(dict[str, Any]):
-    """A search space that gets another key with each change: Ray restores an experiment's old values without a word, but refuses another key.
+    """A search space whose key changes with its entries: a restored experiment would silently have the old values, but Ray refuses another key.
 
-    A change has the same key in every process (`member_code`). One of which no such key can be made has another key each time, so an
+    The same change gives the same key in every process (`member_code`). If no hash can be made of a change, its key is random, so an
     experiment with it cannot be restored.
     """
 
@@ -151,10 +151,10 @@ class ParamSpace(dict[str, Any]):
 def trial_name(trial: Any) -> str:
     """Return the name of a trial as a sweep has it, `1m-clm-1k/sst2/lr1e-3/s0`, for `tune.TuneConfig(trial_name_creator=...)`.
 
-    Other settings in its config stand before the seed: `.../lr1e-3/epochs2/s0`. Wrong values are errors of the trial, not here.
-    Values of `tune.sample_from`, which are drawn after trials are named, are `sampled`.
+    Other settings in its config come before the seed: `.../lr1e-3/epochs2/s0`. A wrong value raises an error in the trial, not in this
+    function. Values of `tune.sample_from`, which are drawn after trials are named, are `sampled`.
     """
-    # Ray puts the sweep into the config later, and has tuples in place of functions.
+    # At this point the config lacks the sweep, which Ray adds later, and has tuples in place of functions.
     config = {
         name: "sampled" if isinstance(value, tuple) else _as_python(value) for name, value in trial.config.items()
     }
@@ -196,7 +196,7 @@ def _tasks(swept: StudySweep) -> list[str]:
 
 @dataclass(frozen=True, repr=False)
 class TunedSweep:
-    """Models and tasks, ready to be fine-tuned, that all trials share, and what the driver has registered."""
+    """The models and tasks that all trials share, ready for fine-tuning, and the members that the driver has registered."""
 
     registered: Shipment  # first, since the others may need its members when they arrive
     made: StudySweep
@@ -268,7 +268,7 @@ class TunedSweep:
         source = model.space.start_from.get(task)
         tasks = (task,) if source is None else (source, task)
         starts = {} if source is None else {task: source}
-        # A start is chosen among learning rates that are added for all models together.
+        # With a start, all models are planned, because learning rates are added for all models together.
         narrowed = [
             replace(
                 swept,
