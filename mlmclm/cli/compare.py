@@ -58,9 +58,9 @@ def compare(
 ) -> None:
     """Compares two models, or two runs of any other tool, on the same test examples, and computes no cell.
 
-    For two models of a study, prints the differences of the report (first minus second): one interval for other seeds, the choice of
-    the learning rate, and other test examples. Where there is one seed, and for two cells, the interval covers other test
-    examples alone: McNemar's test for answers that are right or wrong, else a paired t test. Examples of one group count together.
+    For two models of a study, prints the report's differences (first minus second), each with one interval that covers other seeds, the
+    choice of the learning rate, and other test examples. With a single seed, and for two cells, the interval covers other test examples
+    alone: McNemar's test for answers that are right or wrong, else a paired t test. Examples of one group count together.
 
     A cell's key is the name of its file in the store's cells/.
 
@@ -71,7 +71,7 @@ def compare(
 
     Example: mlmclm compare mine theirs --scores scores.csv
     """
-    # `Path.exists` raises where a name is too long for a file's.
+    # `Path.exists` raises an error for text that is too long for a file's name.
     if study is None and (scores or reader or any(os.path.exists(side) for side in (first, second))):  # noqa: PTH110
         from mlmclm.answers.comparison_of_scores import compare as compare_scores
 
@@ -178,14 +178,14 @@ def _show(first: str, second: str, comparison: Comparison) -> None:
 
 
 def _scale(row: Mapping[str, Any]) -> float:
-    """Return the factor by which scores are shown as points: scores above 1 are shown unscaled."""
+    """Return the factor of scores in the table, which shows points: 0.01 for scores above 1, which it then shows unscaled, else 1."""
     return 1.0 if max(abs(row["first"]), abs(row["second"])) <= 1 else 0.01
 
 
 def _by(
     rows: Sequence[Mapping[str, Any]], describe: Callable[[Mapping[str, Any], str], str], unit: str
 ) -> dict[str, list[str]]:
-    """Return the tasks by the sentence that describes their rows."""
+    """Return the tasks grouped by the sentence that describes their rows."""
     tasks: dict[str, list[str]] = {}
     for row in rows:
         if sentence := describe(row, unit):
@@ -194,7 +194,7 @@ def _by(
 
 
 def _number_shown(row: Mapping[str, Any], unit: str) -> str:
-    """Say which scores of the two sides the table holds."""
+    """Return, in words, which scores of the two sides the table shows."""
     if "rates_tried" in row:
         return f"Means over {row['examples']:,} {unit}s"
     if "p_holm" in row:
@@ -203,7 +203,7 @@ def _number_shown(row: Mapping[str, Any], unit: str) -> str:
 
 
 def _covered(row: Mapping[str, Any], unit: str) -> str:
-    """Say what a row's interval covers."""
+    """Return, in words, which sources of noise a row's interval covers."""
     if row["covers"] == "seeds and examples":
         return f"the interval covers other seeds and other test {unit}s"
     if row["covers"] == "seeds":
@@ -219,14 +219,14 @@ def _covered(row: Mapping[str, Any], unit: str) -> str:
 
 
 def _tested(row: Mapping[str, Any], unit: str) -> str:
-    """Say which test over examples gave the p value, and how examples are grouped; empty for other rows."""
+    """Return, in words, which test over examples gave the p value, and how examples are grouped; empty for other rows."""
     test = f"p by {_TESTS[row['test']]}, seeds of each side {row['seeds']}" if "test" in row else ""
     groups = f"{row['examples']:,} {unit}s in {row['groups']:,} groups" if row.get("groups") else ""
     return "; ".join(filter(None, (test, groups)))
 
 
 def _choice(row: Mapping[str, Any], _: str) -> str:
-    """Say that the learning rate was chosen on scores that share the noise of those compared; empty if none was chosen."""
+    """Return a note that the learning rate was chosen on scores that share the noise of those compared; empty if none was chosen."""
     if row.get("rates_tried", 1) == 1:
         return ""
     return (

@@ -51,7 +51,7 @@ def order(
 
     study = trained_study(file, store=store, data=data)
     seen = seen_data(study, steps=steps, model=model, labels=labels, to=to)
-    spoken()  # from here on there is output, so the line about slow start-up is no longer due
+    spoken()  # output follows, so the line about slow start-up is not needed any more
     if to is not None:
         rows, tokens = seen.export(to)
         if as_json:

@@ -29,8 +29,8 @@ def decide(
 ) -> None:
     """Says whether a model is better than another on the mean over tasks, and ends with 0 for better, 1 for not better, 3 for undecided.
 
-    It may be asked again after more seeds. The store keeps every look, and over all looks at most 5 % of comparisons of equal models
-    end in favour of one. An undecided answer names the next seeds and their cost.
+    The command may be repeated after more seeds. The store records each look at the results, and over all looks at most 5 % of comparisons
+    of equal models end in favour of one. An undecided answer names the next seeds and their cost.
 
     Example: mlmclm decide 1m-mlm40-1k 1m-clm-1k --study quickstart
     """
@@ -40,7 +40,7 @@ def decide(
     opened = open_store(store, data=data, task_dirs=task_dir)
     results = opened.results(study, rule=rule)
     names = [results.model_of(name, where=study) for name in (new, base)]
-    # A published study keeps no looks.
+    # Looks at a published study are not recorded.
     folder = None if results.record.source else opened.place.study_folder(results.name)
     verdict = decide_on(results.analysis, results.facts.basis, *names, most=most, folder=folder)
     if as_json:

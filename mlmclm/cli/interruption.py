@@ -20,7 +20,7 @@ SECONDS_TO_CLOSE = 30.0
 
 
 class Interrupted(BaseException):
-    """A `KeyboardInterrupt` that a command raised. Typer would end the process at the original, before our message."""
+    """Raised in place of a command's `KeyboardInterrupt`, at which Typer would end the process before our message."""
 
 
 class Verbs(typer.core.TyperGroup):
@@ -69,8 +69,8 @@ def ended_by_signals() -> Iterator[Received]:
     def interrupt(number: int, _: object) -> None:
         if os.getpid() != owner:  # a forked child inherits this handler but has nothing to close
             os._exit(128 + number)
-        # A repeated signal must not interrupt the closing. After a while it raises again, because Python drops an
-        # exception that is raised inside a destructor, so the first may have been lost.
+        # A repeated signal must not interrupt the closing. After `SECONDS_TO_CLOSE` it raises again: the first exception may
+        # have been lost, because Python drops an exception that is raised inside a destructor.
         if time.monotonic() - received.at > SECONDS_TO_CLOSE:
             received.signal, received.at = signal.Signals(number), time.monotonic()
             raise KeyboardInterrupt

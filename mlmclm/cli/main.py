@@ -80,7 +80,7 @@ PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
         "down": down,
     },
 }
-"""The verbs by name, in the panels of `--help`."""
+"""The commands by name, in the panels of `--help`."""
 for panel, verbs in PANELS.items():
     for name, verb in verbs.items():
         if isinstance(verb, typer.Typer):
@@ -100,13 +100,13 @@ def common(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options of every verb."""
+    """Options of every command."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line; exit with 0, 1 (environment fault), 2 (user error), 130 (Ctrl-C) or 143 (SIGTERM)."""
     set_library_defaults()
-    # Otherwise a thread that calls Ray while a session ends or its node dies starts a cluster that nobody guards or ends.
+    # Otherwise a thread that calls Ray while a session ends or its node dies would start a cluster that nothing ends.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     words = sys.argv[1:] if arguments is None else arguments
     # `--debug` is accepted anywhere, since people add it at the end after something went wrong.

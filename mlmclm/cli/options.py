@@ -1,4 +1,4 @@
-"""Options that several commands share. An option takes its parameter's name; flags spell theirs out."""
+"""Options that several commands share. An option has its parameter's name; a flag declares its name."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def refuse_without_dry_run(*, dry_run: bool, **estimates: float | None) -> None:
 
 
 def chance_levels(pairs: Sequence[str]) -> dict[str, float]:
-    """Return the chance levels by task that `--chance` states; raise UserError for what is no TASK=VALUE."""
+    """Return the chance levels by task that `--chance` states; raise UserError for text that is not TASK=VALUE."""
     levels: dict[str, float] = {}
     for pair in pairs:
         task, equals, value = pair.rpartition("=")

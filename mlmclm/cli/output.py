@@ -50,7 +50,7 @@ def show_table(
     spoken()
     headers = [Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns]
     console = Console(highlight=False, markup=False, emoji=False)
-    # Measured on an endless console, because rich caps what a table needs at the console's own width.
+    # The table is measured on an endless console, because rich reports at most the console's width.
     endless = Console(width=ENDLESS, markup=False, emoji=False)
     dropped: list[str] = []
     # Drop columns one at a time until the table fits the terminal.

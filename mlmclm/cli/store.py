@@ -107,7 +107,7 @@ def _show(verified: Sequence[Verified], recomputed: Sequence[Recomputed]) -> Non
 
 @verbs.command()
 def size(store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False) -> None:
-    """Says how much disk each study takes, by kind: of its own, and shared with other studies.
+    """Says how much disk each study takes, by kind of file: files that only it uses, and files that it shares with other studies.
 
     A file with several names, such as a model that is linked into its study's folder, is counted once.
 

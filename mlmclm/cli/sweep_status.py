@@ -25,7 +25,7 @@ SECONDS_BETWEEN_LOOKS = 5.0
 ERRORS_SHOWN, RUNNING_SHOWN = 5, 20
 COLUMNS = {"ok": "scored", "diverged": "diverged", "running": "running", "failed": "failed", "damaged": "damaged",
            "missing": "missing"}  # fmt: skip
-"""Status -> header."""
+"""The column header of each status."""
 
 
 def status(
@@ -57,7 +57,7 @@ def status(
 
 
 def _looks(watch: Watch) -> Iterator[SweepStatus]:
-    """Look at intervals until every cell has a result."""
+    """Yield the status at regular intervals until every cell has a result."""
     while True:
         snapshot = watch.look()
         yield snapshot
@@ -85,7 +85,7 @@ def _follow(watch: Watch) -> None:
 
 
 def _lines(snapshot: SweepStatus, *, errors: int) -> list[str]:
-    """Return the sums, the rate, and the last errors, in one line each."""
+    """Return the sums, the rate, and the last errors, one line each."""
     left = snapshot.total - snapshot.done
     present = (status for status in ("diverged", "running", "failed", "damaged") if snapshot.counts[status])
     counts = [f"{snapshot.counts[status]:,} {COLUMNS[status]}" for status in present]

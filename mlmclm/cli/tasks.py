@@ -77,9 +77,9 @@ def check(
 
     Shows a few training examples as decoded tokens, how often each label occurs, and, over up to 10,000 sequences of each split, quantiles
     of their lengths in tokens and the share that `--max-length` cuts (or, in question answering, divides into windows); for pairs also the
-    share that loses all of one text. For answers and tagged words, it also counts how many the correct tokens give back: no model can
-    get the others right. The store is used for the generated pydocs tasks, and to note the fingerprint of data that follow a branch of
-    the Hub.
+    share that loses all of one text. For answers and tagged words, it also counts how many can be recovered from the correct tokens: no
+    model can get the others right. The store is used for the generated pydocs tasks, and to record the fingerprint of data that follow a
+    branch of the Hub.
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
