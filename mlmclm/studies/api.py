@@ -305,9 +305,9 @@ class Store:
         return compare_results(results, results_store, metric=metric)
 
     def study(self, which: str | Path) -> Study:
-        """Return a study as it was last run, by its name, or as its file describes it.
+        """Return a study: as it was last run, if its name is given, or as its file describes it.
 
-        By default, it uses the data and tasks of its last run.
+        By default, the study uses the data and tasks of its last run.
 
         Raises:
             UserError: there is none, its file is wrong, or the store doesn't say how it was run.

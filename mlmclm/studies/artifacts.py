@@ -37,7 +37,7 @@ KINDS: tuple[type[Artifact], ...] = (
     StoredText, StoredTokenizer, StoredCorpus, GeneratedTask, StoredPreparation, StoredSource, StoredInitial, StoredState,
     ExportedModel, StoredRevision, KeptEncoder, StoredResult, StoredEvaluation,
 )  # fmt: skip
-"""In an order in which each kind may be made from the kinds before it."""
+"""The kinds of artifacts, in an order in which each is made from kinds before it."""
 SHORTEST = 6
 """Minimum number of leading digits of a key that name an artifact."""
 
@@ -48,7 +48,7 @@ def studies_in(store: Path) -> list[str]:
 
 
 class Contents:
-    """The artifacts of a store, as listed when they are first needed."""
+    """The artifacts of a store, which are listed when they are first needed."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -69,7 +69,7 @@ class Contents:
 
     @cached_property
     def _by_weights(self) -> dict[str, list[Artifact]]:
-        """Models by the hash of their weights and tokenizer, which two untrained ones may share."""
+        """Models by the hash of their weights and tokenizer, which two untrained models may share."""
         by_weights: dict[str, list[Artifact]] = defaultdict(list)
         for model in self._models:
             for weights in model.hashes:
@@ -141,7 +141,7 @@ class Contents:
         return used | {revision for revision in revisions if self._training(revision) in trainings}
 
     def _training(self, artifact: Artifact) -> tuple[str, str]:
-        """Return what the states and revisions of one training have in common."""
+        """Return the facts that all states and revisions of one training have in common: size and `shared`."""
         facts = self.origin(artifact).facts
         return str(facts.get("size")), str(facts.get("shared"))
 
@@ -196,7 +196,7 @@ class Contents:
         """Return the artifact with a key, the beginning of a key, or a path in the store.
 
         Raises:
-            UserError: there is none, or several kinds or keys begin so.
+            UserError: no artifact or more than one matches.
         """
         path = Path(text)
         if path.exists():
@@ -204,7 +204,7 @@ class Contents:
         if len(text) < SHORTEST:
             raise UserError(f"{text!r}: give at least {SHORTEST} characters of a key, or a path in {self.store}.")
         hits = [artifact for artifact in self.all if artifact.key.startswith(text)]
-        # A state and the model exported from it have one key, and so have a result and the encoder that it leaves.
+        # A state and the model exported from it have the same key, and so have a result and the encoder saved with it.
         sources: dict[type[Artifact], type[Artifact]] = {ExportedModel: StoredState, KeptEncoder: StoredResult}
         hits = [hit for hit in hits if type(hit) not in sources or sources[type(hit)](self.store, hit.key) not in hits]
         if len(hits) == 1:
@@ -230,7 +230,7 @@ class Contents:
         raise UserError(f"{path}: not the file of an artifact of {self.store}.")
 
     def _exported(self, folder: Path) -> list[ExportedModel]:
-        """Return the exported models that a folder is linked to or a copy of: two untrained ones may be equal."""
+        """Return the exported models whose files a folder has as links or copies; several untrained models may be equal."""
         path = folder / CHECKSUMS
         sums = path.read_bytes() if path.is_file() else None
         places = ((model, model.folder / CHECKSUMS) for model in self._models) if sums is not None else ()
@@ -242,8 +242,8 @@ class Share:
     """The disk that a study's artifacts of one kind take, in bytes.
 
     Attributes:
-        own: of those that no other study uses, which `store prune` would free.
-        shared: of those that other studies use, too.
+        own: bytes of artifacts that no other study uses, which `store prune` would free.
+        shared: bytes of artifacts that other studies use, too.
     """
 
     study: str
@@ -261,12 +261,12 @@ def artifact_size(artifact: Artifact) -> int:
 
 
 def _files(artifact: Artifact) -> dict[object, int]:
-    """Return the sizes of an artifact's files, each once, however many names are linked to it."""
+    """Return the sizes of an artifact's files; a file with several hard links is counted once."""
     return {inode_of(Path(piece.path)) or piece.path: piece.size for piece in artifact.files()}
 
 
 def inode_of(path: Path) -> tuple[int, int] | None:
-    """Return what all names of a file have in common; None if there is no such file."""
+    """Return a file's device and inode, which all its hard links share; None if there is no such file."""
     with suppress(OSError):
         status = path.lstat()
         return status.st_dev, status.st_ino
@@ -291,13 +291,13 @@ def disk_by_study(contents: Contents) -> list[Share]:
 
 
 def only_of(contents: Contents, study: str | None, *, results: bool) -> list[Artifact]:
-    """Return the artifacts that only this study uses, or for None that no study uses: those that `store prune` deletes.
+    """Return the artifacts that `store prune` deletes: those that only this study uses or, for None, that no study uses.
 
     Artifacts at an address stay, because other stores may use them.
 
     Args:
         results: whether to include those that took the longest to make: results of cells and evaluations; texts of
-            sources, which their packages may not give again; and, without a study, the states that no study uses.
+            sources, which their packages may not provide again; and, without a study, the states that no study uses.
 
     Raises:
         UserError: the study is unknown, it isn't known what the others use, or the results are not in the store.
@@ -351,12 +351,12 @@ def _listed(path: Path, name: str) -> list[dict[str, object]]:
 
 
 THREADS = 8
-"""Files that are read at the same time: hashing and waiting for an object store leave other threads free."""
+"""Number of files that are read at once: while one is hashed or awaited from an object store, other threads can run."""
 UNCOVERED = (
     "reports", "model cards", "logs", "MLflow's database", "notes of failures (cells/failed)", "measured speeds (calibrations)",
     "what was set aside", "storage.json",
 )  # fmt: skip
-"""Files without a checksum: for people, written again from files that have one, or, like `storage.json`, set by a user's command."""
+"""Files without a checksum: they are for people, can be rebuilt from files that have one, or, like `storage.json`, are set by a command."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ class Verified:
 
 
 def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
-    """Yield the files of a store that can be verified; of a study, its own and what they were made from.
+    """Yield the files of a store that can be verified; for a study, its files and those that they were made from.
 
     Raises:
         UserError: the store has no such study.

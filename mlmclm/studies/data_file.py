@@ -41,7 +41,7 @@ SEED = 0
 LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
-"""If the largest class has a larger share, the mean F1 of the classes is the main score: accuracy would hardly change."""
+"""If the share of the largest class exceeds this, the main score is the mean F1 of the classes: accuracy would hardly vary."""
 _GAPS_ELSEWHERE = ("nan", "na", "n/a", "#n/a", "null", "none", "-", "?")
 """Words that other programs read as missing values, in lower case."""
 PARTS = ("train", "validation", "test")
@@ -99,7 +99,7 @@ class FileTask:
         return tables
 
     def check(self, files: Mapping[str, Path]) -> None:
-        """Check the rows as fine-tuning will; a `UserError` names the part's file, or the one that has all parts."""
+        """Check the rows as fine-tuning will; a `UserError` names the file of the part, or the single file of all parts."""
         tables = self._split_tables()
 
         def read(part: str, split: str) -> Columns:
@@ -158,7 +158,7 @@ def _with_class_names(
 
 
 def _gap_notes(reading: Reading, train: pa.Table) -> tuple[str, ...]:
-    """Return notes on classes whose names stand for a missing value, or for a number, elsewhere."""
+    """Return notes on classes whose names other programs read as missing values or numbers."""
     if reading.family != CLASSES:
         return ()
     counts = Counter(train["label"].to_pylist())

@@ -28,7 +28,7 @@ EVAL_RESULTS = ".eval_results"
 
 
 def check_hub(repository: str | None, *, dry_run: bool) -> None:
-    """Check a repository's name and the access to it, so that either fails before anything is written."""
+    """Check a repository's name and the access to it, so that an error comes before anything is written."""
     if repository is None:
         return
     from mlmclm.models.hub import check_access, check_repository
@@ -63,7 +63,7 @@ def export_model(
     """
     state, about = _located(study, model, step, push_to_hub)
     exported = {export.name: export for export in exported_models(state.prepared)}.get(str(state.name))
-    # The model's own folder is in that of its last state; another step has no scores.
+    # The model's folder is inside the folder of its last state; states at other steps have no scores.
     if exported is not None and exported.folder.resolve().parent == state.folder.resolve():
         about["scores"] = reported_scores(study.place, study.folder, exported)
     _write(state, to, about, push_to_hub)
@@ -275,7 +275,7 @@ class _Writer:
 
 
 def _push_revisions(exported: Exported, cache: Path, name: str, *, dry_run: bool) -> dict[str, list[str]]:
-    """Upload the revisions in a cache; return the uploaded tags by repository (of a dry run, all tags)."""
+    """Upload the revisions in a cache; return the uploaded tags by repository (in a dry run, all tags)."""
     from mlmclm.models.hub import files_to_upload, push_revisions
 
     pushed = {}

@@ -1,4 +1,4 @@
-"""Hugging Face folders of a study's models, exported again where they are damaged, and of any of its states."""
+"""Export of a study's models, and of any of its states, to Hugging Face folders; damaged folders are exported again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FoundState:
         return state_facts(name, state, study.recipe, prepared.corpus, study.sources, trained, initial)
 
     def write(self, target: Path, state: State, weights: dict[str, Tensor], **more: Any) -> None:
-        """Write the weights of such a state as a Hugging Face folder; `more` is as in `write_state`."""
+        """Write the weights of the state, or of an earlier one, as a Hugging Face folder; `more` is as in `write_state`."""
         prepared = self.prepared
         tokenizer, initial = prepared.corpus.tokenizer, prepared.initial.get(state.size)
         write_state(target, state, prepared.study.recipe, weights, initial, tokenizer, **more)
@@ -186,11 +186,11 @@ def _link(prepared: PreparedStudy, name: ModelName) -> None:
 
 
 def link_files(source: Path, target: Path) -> None:
-    """Make `target` a folder of hard links to the files of `source`; a copy of it is complete.
+    """Make `target` a folder of hard links to the files of `source`, so that a copy of `target` has the files themselves.
 
     Links to replaced files are renewed. A card that was edited after its export stays, and so do files that people added.
     """
-    # A folder without config.json is no model yet.
+    # config.json is linked last, because a folder without it is no model yet.
     for file in sorted(source.rglob("*"), key=lambda file: (file == source / "config.json", file)):
         link = target / file.relative_to(source)
         if file.is_dir() or (link.is_file() and _up_to_date(link, file)):

@@ -46,7 +46,7 @@ from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tasks.splits import hub_data
 
 SAMPLED_BLOCKS = 1024
-"""Number of corpus blocks whose documents stand for all documents when FLOPs are counted."""
+"""Number of corpus blocks whose documents are used as a sample of all documents when FLOPs are counted."""
 
 
 def card_facts(prepared: PreparedStudy, name: ModelName) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def source_facts(
     if "" in made_from:
         return {"source": made_from[""].source}
     assert isinstance(corpus, PreparedSources)
-    # The plan names the mixes of phases.
+    # With phases, the plan shows their mixes.
     rows = {} if recipe.has_phases else {"mix": mix_text(recipe.mix or ())}
     for name, source in corpus.sources.items():
         tokens = seen.get(name, 0)
@@ -227,7 +227,7 @@ def shared_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _some_documents(corpus: AnyCorpus, recipe: Recipe) -> NDArray[np.int64]:
-    """Return the lengths of the documents, or chunks of one, in rows sampled evenly from a phase's training part."""
+    """Return the lengths of documents, or of their chunks, in rows sampled evenly from the training part as a phase reads it."""
     sequences = rows_of_length(corpus.train, recipe.block_length, recipe.rows, corpus.tokenizer, recipe.mix)
     blocks = in_turns(sequences, recipe.mix)
     sampled = np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLED_BLOCKS)).astype(np.int64)
@@ -236,7 +236,7 @@ def _some_documents(corpus: AnyCorpus, recipe: Recipe) -> NDArray[np.int64]:
 
 
 LENGTHS = ("max_length", "stride")
-"""Settings that follow from a model's context where the protocol gives lengths as a share of it."""
+"""Settings that depend on a model's context if the protocol states lengths as a share of it."""
 QUESTION = "Which of these models suits these tasks best, at which learning rate, and how sure can we be?"
 """The question of a study whose models are given."""
 

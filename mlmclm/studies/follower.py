@@ -1,4 +1,4 @@
-"""The writer of a study's runs to MLflow: every few seconds it looks in the study's folder, states and results for what MLflow lacks.
+"""The writer of a study's runs to MLflow: every few seconds it searches the study's folder, states and results for what MLflow lacks.
 
 A follower can be killed at any moment; the next one continues where it stopped.
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
 
 SECONDS_BETWEEN_LOOKS, SHARE_OF_LOOKS = 2.0, 0.05
-"""Pause between two looks at the store, which is longer if a look takes more than this share of the time."""
+"""Minimum seconds between two searches of the store, and the maximum share of the time that searches take."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be written; the pause doubles each time."""
 GIVE_UP_AFTER = 3
-"""Once the study has ended: consecutive failures, none of which looks temporary, after which the rest is not written."""
+"""Number of consecutive failures, none of them temporary, after which the rest of a study that has ended is not written."""
 Pair = tuple[str, str]
 """Model and task."""
 FILE = "runs.json"
@@ -59,16 +59,16 @@ class FollowedStage:
 
 @dataclass(frozen=True)
 class TrackedStudy:
-    """The runs of a study as trackers show them, without what its states and results contain: `runs.json` in its folder, and its cells.
+    """The runs of a study for trackers, without the data that its states and results contain: its file `runs.json`, and its cells.
 
     Attributes:
         status: how it ended, or `RUNNING`.
-        stages: stages of pretraining, followed by the metrics that they write and the states in which they end.
+        stages: stages of pretraining; the metrics that they write and the states in which they end show how far they are.
         records: other runs as they are now, parents before their children.
         sources: where the data of each task are (`records.DataSet`).
         rule: how the best learning rate is chosen (`analysis.selection`).
-        cells: those of models with a run, from the study's manifest; the file has none. A (model, task) is summarised as soon as it has all
-            results.
+        cells: the cells of models that have a run, from the study's manifest rather than `runs.json`. A (model, task) is summarised as soon
+            as it has all results.
     """
 
     status: Status = "RUNNING"
@@ -98,13 +98,13 @@ def write_study(folder: Path, study: TrackedStudy) -> None:
 
 
 def read_study(store: Path, name: str) -> TrackedStudy:
-    """Return a study as it is in its folder.
+    """Return a study as the files in its folder describe it.
 
     Raises:
-        OSError, ValueError: the file is missing, or somebody has edited it.
+        OSError, ValueError: `runs.json` is missing, or somebody has edited it.
     """
     study = _FILE.validate_json((store / STUDIES / name / FILE).read_bytes())
-    with suppress(UserError):  # no list yet, or a damaged one, with which the study itself fails
+    with suppress(UserError):  # no list yet, or a damaged one, which the study itself reports
         cells, abouts = read_manifest(name, store).cells, study.abouts
         study = replace(study, cells=tuple(cell for cell in cells if cell.model in abouts))
     return study
@@ -124,12 +124,12 @@ class Follower:
         self._store, self._name, self._address, self._shown = store, name, address, shown
         self._news = threading.Event()
         self._results_store = ResultsStore(store)
-        # The study itself waits for an object store, and says so.
+        # No retries: the study itself waits for an object store, and reports that.
         self._results_store.availability.retry = RetryPolicy(0.0, silent=math.inf)
         self._open = ExitStack()
         self._writer: Writer | None = None
-        # What is written: the study's own records, lines of metrics by stage (-1: all, and its end), models and keys
-        # of cells, and numbers of cells by summary.
+        # Written so far: the study's own records; the number of lines of metrics by stage (-1: all, and the stage's end);
+        # models and keys of cells; the number of cells by summary.
         self._records: dict[str, RunRecord] = {}
         self._lines: dict[str, int] = defaultdict(int)
         self._cells: set[tuple[str, str]] = set()
@@ -155,12 +155,12 @@ class Follower:
             self._news.wait(pause)
             self._news.clear()
             pause = self.step()
-        with suppress(Exception):  # everything is written; this leaves the database as MLflow searches it fastest
+        with suppress(Exception):  # all is written; closing optimises the database for MLflow's searches
             self._open.close()
 
     @property
     def backlog(self) -> tuple[int, str | None]:
-        """The number of runs that MLflow lacks, as far as the last look found, and the last error unless it has passed."""
+        """The number of runs that MLflow lacks according to the last search, and the last error unless it has passed."""
         return self._left + len(self._refused), self._error
 
     @property
@@ -187,7 +187,7 @@ class Follower:
             elif batch:
                 self._write(batch, self._opened())
             self._idle = batch is None and not self._left
-        except Exception as error:  # whatever MLflow, its database, the network or the store raises stays here
+        except Exception as error:  # no error of MLflow, its database, the network or the store ends this
             self._note(error)
             self._batches, self._idle = None, False
             self._failures_in_a_row += 1
@@ -223,7 +223,7 @@ class Follower:
             self._note(error)
             (record,) = batch
             bare = RunRecord(record.key, record.name, record.parent_key, tags=record.tags, status="RUNNING")
-            with suppress(Exception):  # then its children have no parent, which only the view of them misses
+            with suppress(Exception):  # without it, children have no parent run, which only changes their display
                 writer.write([bare])
                 self._running |= keys
 
@@ -271,10 +271,10 @@ class Follower:
                 return
 
     def _stage(self, stage: FollowedStage) -> tuple[RunRecord | None, int]:
-        """Return a stage's run with all its metrics and -1 if it has ended, else with those since the last time and their number."""
+        """Return a stage's run with all metrics, and -1, if it has ended; else its run with new metrics, if any, and the number of all so far."""
         store = self._store
         if states.exists(store, stage.state):
-            with suppress(UserError):  # it is damaged, and trained again
+            with suppress(UserError):  # a damaged state, which is trained again
                 rows = [row for row in states.curve(store, stage.state) if row["step"] > stage.start]
                 facts = states.read_description(states.StoredState(store, stage.state).brought().folder).get(
                     "system", {}
@@ -294,7 +294,7 @@ class Follower:
         ]
 
     def _results(self, cells: Sequence[ListedCell]) -> list[dict[str, Any]]:
-        """Return the results of cells under the cells' names, without damaged ones, with which the study itself fails."""
+        """Return the results of cells under the cells' names, without damaged results, which the study itself reports."""
         try:
             by_key = self._results_store.find_all((cell.key for cell in cells), listed=True)
             return [named_result(by_key[cell.key], cell) for cell in cells if cell.key in by_key]
@@ -310,14 +310,14 @@ def all_runs(store: Path, name: str) -> list[RunRecord]:
 
 
 def summary_of(name: str, study: TrackedStudy, results: list[dict[str, Any]]) -> list[RunRecord]:
-    """Return the run of a (model, task) whose cells are there; none if they cannot be analysed.
+    """Return the run of a (model, task) whose cells have results; none if these cannot be analysed.
 
     It is marked as running until the analysis of the whole study adds what needs other models.
     """
     # Imported here: pandas takes half a second, which a study without new results need not wait for.
     from mlmclm.analysis.analyse import analyse
 
-    # This process does not know a notebook's own family. Until the whole study is analysed, its scores have the range of any.
+    # A family of tasks defined in a notebook is unknown in this process, so its scores have no range until the whole study is analysed.
     typed = [(row, family) for row in results[:1] if (family := FAMILIES.find(row["family"])) is not None]
     ranges = {row["task"]: family.score_range(row["metric"]) for row, family in typed}
     try:

@@ -1,7 +1,7 @@
 """The process that follows a study and writes to MLflow, so that MLflow takes neither the driver's time nor its memory.
 
-It reads what to follow, and how the study has ended, from the study's folder. A study that has not ended, and whose lock nobody
-holds, was killed: however it ends, no run of it is left marked as running.
+It reads from the study's folder what to follow, and how the study has ended. A study that has not ended, and whose lock nobody
+holds, was killed. However a study ends, none of its runs stays marked as running.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ PROGRAM = (
     "from mlmclm.studies.follower_process import main; main()"
 )
 PACKAGE = str(Path(__file__).parents[2])
-"""The process's program. Its first argument is the folder of this package, which a notebook may have put on its own path only."""
+"""First argument of `PROGRAM`, which the process runs: the folder of this package, which a notebook may have only in its own `sys.path`."""
 NICE = 19
-"""Added to the process's niceness beside a sweep: if all cores are busy, the sweep goes first. Ray's workers have a niceness
-of 15."""
+"""Added to the process's niceness while the study runs, so that the sweep has priority if all cores are busy. Ray's workers
+have a niceness of 15."""
 SECONDS_BETWEEN_READS = 0.25
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
-"""Seconds without any run being written after which a study that has ended stops writing, for the store's own database and for another
-address. The next run or `mlmclm tracking sync` writes the rest."""
+"""Seconds in which no run is written and after which the process gives up, once the study has ended: for the store's own database, and for
+another address. The next run or `mlmclm tracking sync` writes the rest."""
 LIMIT_AFTER_ERROR = 5.0
-"""Seconds that the process goes on after a study that fails, is interrupted or is killed: the user wants the error's message."""
+"""Seconds that the process continues after the study fails, is interrupted or is killed; few, as the user waits for the error's message."""
 LIMIT_IF_TERMINATED = 1.0
 SECONDS_TO_END = 2.0
-"""Seconds that the process has to mark runs as killed and say what is missing, besides these limits, before it is killed."""
+"""Seconds after these limits in which the process can mark runs as killed and report what is missing, before it is killed itself."""
 
 
 @contextmanager
@@ -62,13 +62,13 @@ def following(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `mlmclm tracking sync STUDY --follow` as a process; nothing is lost if it is killed.
 
-    The end of the block waits until MLflow has everything or the time is up. It then ends the process, which has said what is left.
+    The end of the block waits until MLflow has everything or the time is up. It then ends the process, which has reported what is missing.
 
     Args:
         name: the study's.
         address: an MLflow tracking address.
         shown: the address at which its runs are seen.
-        on_end: writes how the study has ended; by default another process does.
+        on_end: a function that writes how the study has ended; by default another process writes it.
         niceness: added to the process's own until the driver waits for it.
     """
     process = subprocess.Popen(
@@ -88,7 +88,7 @@ def following(
         limit, status = LIMIT_AFTER_ERROR + SECONDS_TO_END, "FAILED" if isinstance(error, Exception) else "KILLED"
         raise
     finally:
-        with suppress(OSError):  # only root may, and the process may have ended
+        with suppress(OSError):  # only root may do so, and the process may have ended
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
         reason = "interrupted"
         try:
@@ -98,12 +98,12 @@ def following(
         except subprocess.TimeoutExpired:
             reason = f"not finished within {limit:g} s"
         except BaseException:
-            process.terminate()  # so that it marks what it leaves
+            process.terminate()  # so that it marks its unfinished runs
             with suppress(subprocess.TimeoutExpired):
                 process.wait(SECONDS_TO_END)
             raise
         finally:
-            process.kill()  # at any moment, since it leaves whole runs or none
+            process.kill()  # safe at any moment, since it writes whole runs or none
             if process.wait():
                 say_missing(shown, "some runs", reason)
 
@@ -117,12 +117,12 @@ def say_missing(shown: str, what: str, reason: str) -> None:
 
 
 def main() -> None:
-    """Write what MLflow lacks of a study, at its end under a progress bar, and say what is left (the process's main function)."""
+    """Write what MLflow lacks of a study, with a progress bar once the study has ended, and report what is missing: the process's main function."""
     store, name, shown, niceness = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     address, folder = os.environ[VARIABLE], store / STUDIES / name
     timeout = OWN_TIMEOUT if address == default_address(store) else TIMEOUT
     terminated: list[int] = []
-    # `ray job stop` sends it to all of a job's processes, and kills them three seconds later.
+    # `ray job stop` sends SIGTERM to all of a job's processes, and kills them three seconds later.
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     os.nice(niceness)
     study, seen = TrackedStudy(), list[Mark]()
@@ -139,7 +139,7 @@ def main() -> None:
             if study.status == "RUNNING":
                 progress_at, total = now, 0
                 with suppress(OSError, ValueError):  # somebody deletes or edits the files
-                    # Before they are read: the driver may write them again in between.
+                    # The marks are taken before the files are read, because the driver may write these in between.
                     marks = [mark_of(path.stat()) for path in (folder / FILE, folder / CELLS) if path.exists()]
                     if marks != seen:
                         study, seen = read_study(store, name), marks

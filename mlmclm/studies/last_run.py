@@ -1,6 +1,6 @@
 """The last run of a study: `run.json`, with its grid and record, and its file and the user's own tasks, in `store/studies/NAME`.
 
-With them, commands that compute nothing need only its name, and neither models nor data.
+With these files, commands that compute nothing need only the study's name, and neither models nor data.
 
 A folder holds one report. If another grid under an old name would leave something out of the report, the user must
 decide. A grid that only grew replaces nothing. Metrics and rule are not part of a grid: if they change, the same
@@ -144,7 +144,7 @@ def check_same(file: AnyFile, place: Place, run: Mapping[str, Any]) -> None:
         return
     space = study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space()
     before = run["grid"]
-    # Weights are not compared, because models may be gone.
+    # Weights are not compared, because models may have been deleted.
     difference = grid_difference(
         before, grid_of(space, {name: (before["models"].get(name, ""),) for name in file.models})
     )
@@ -171,7 +171,7 @@ def is_path(which: str) -> bool:
 
 
 def completed(place: Place, folder: Path, record: dict[str, Any]) -> Place:
-    """Return the place with the data and the tasks of a study's last run, where it has none and they are still there."""
+    """Return the place with the data and task folders of a study's last run, if it has none itself and they still exist."""
     data, tasks = record["data"], folder / TASKS
     if place.data_root is None and data is not None and Path(data).is_dir():
         place = replace(place, data_root=Path(data))
@@ -325,7 +325,7 @@ def check_last(folder: Path, grid: Mapping[str, Any], *, replace: bool) -> None:
     one is damaged; say if the grid only grew.
 
     Args:
-        replace: whether the user has decided that it may.
+        replace: whether the user allows this; then there is no error.
     """
     try:
         difference = since_last(folder, grid)

@@ -49,8 +49,8 @@ ON_FILE_HEAD = """\
 """
 LADDER = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 BANDS = ((10_000_000, (5e-4, 2e-3)), (60_000_000, (1e-4, 5e-4)), (math.inf, (2e-5, 1e-4)))
-"""For models with fewer weights than the number: lowest and highest learning rate. The published protocols (`tune_spaces/protocols`)
-cover those of 150 million and more; the smaller ones were measured in this project's own studies. The sweep extends the list."""
+"""Number of weights -> lowest and highest learning rate for models with fewer. The published protocols (`tune_spaces/protocols`) cover models
+of 150 million weights and more; rates for smaller ones were measured in this project's studies. The sweep adds rates if needed."""
 SEEDS = 3
 EPOCHS = 3
 STEPS = (60, 1_000)
@@ -181,7 +181,7 @@ def grid_for(task: str, train: pa.Table, models: Sequence[Path], seeds: int = SE
 
 
 def length_for(train: pa.Table, models: Sequence[Path]) -> int:
-    """Return the tokens of the longest sequence, a multiple of 16: nearly all texts fit, as far as every model takes them."""
+    """Return the maximum length in tokens, a multiple of 16: nearly all texts fit, unless that exceeds the context of a model."""
     wanted = [name for name in train.column_names if name not in ("id", "label", "tags", "answers", "negative")]
     rows = train.select(wanted).slice(0, LOOKED_AT).to_pylist()
     texts = [
@@ -192,7 +192,7 @@ def length_for(train: pa.Table, models: Sequence[Path]) -> int:
     for folder in models:
         tokenized = load_tokenizer(folder)(texts, add_special_tokens=False, verbose=False)["input_ids"]
         lengths = sorted(map(len, tokenized))
-        # Prompt and special tokens come on top.
+        # 16 more for prompt and special tokens.
         needed = max(needed, lengths[math.ceil(COVERED * len(lengths)) - 1] + 16)
     return min(math.ceil(needed / 16) * 16, LONGEST, *contexts)
 

@@ -89,7 +89,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class OneCell:
-    """A cell that can be computed here, without Ray."""
+    """A cell that can be computed in this process, without Ray."""
 
     cell: Cell
     place: Place
@@ -103,7 +103,7 @@ class OneCell:
 
     @property
     def results_store(self) -> ResultsStore:
-        """Where its result is filed."""
+        """The store of its result."""
         return ResultsStore(self.place.store)
 
     def check(self) -> None:
@@ -126,7 +126,7 @@ class OneCell:
             keep_start(self.source, self.place)
         # A sweep, or another process like this one, may be computing the same cell.
         result, computed = results_store.ensure(key, self._compute, title=title)
-        # It may have been filed under another name of the same weights.
+        # The stored result may have another name for a model with the same weights.
         return CellResult(self.cell, named_result(result, self.cell), computed, results_store)
 
     def _compute(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ DEFAULT_STORE = Path("store")
 STUDIES = "studies"
 """Folder of a store with one folder for each study."""
 LOCK = ".lock"
-"""File in a study's folder that the process that works on it has locked."""
+"""File in a study's folder; a process that works on the study locks it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of a study: the store, which keeps everything, and `data_root`, which stands in for the hub."""
+    """The folders of a study: the store, which keeps everything, and `data_root`, whose data sets replace those of the Hub."""
 
     store: Path
     data_root: Path | None = None
@@ -53,7 +53,7 @@ def open_store(given: str | Path) -> Path:
 
 
 def open_place(**folders: Unpack[StudyFolders]) -> Place:
-    """Return the resolved folders, and write to the store how long an outage is waited for if that is given.
+    """Return the resolved folders, and write `wait_for_storage` to the store if it is given.
 
     Raises:
         UserError: the data folder doesn't exist, or `wait_for_storage` is given for a store that is a folder.
@@ -103,7 +103,7 @@ def file_of(path: Path) -> Path:
     """Return the path of a study or sweep file; the bare name of a packaged study (`quickstart`) stands for its file.
 
     Raises:
-        UserError: a bare name is neither that of a packaged study nor that of a file here.
+        UserError: a bare name is neither that of a packaged study nor that of a file in the working directory.
     """
     name, packaged = str(path), packaged_studies()
     if path.suffix or len(path.parts) != 1 or path.is_file():

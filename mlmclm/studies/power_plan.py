@@ -1,4 +1,4 @@
-"""The power of a planned study: the smallest differences that its grid can show, said before any cell runs, and the noise behind them."""
+"""The power of a planned study: the smallest differences that its grid can show, computed before any cell runs, from the tasks' noise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.planned_power import PlannedPower, TaskNoise
 
 DIFFERENCE = 0.5
-"""The difference, in points, for which the plan says how many seeds show it."""
+"""The difference, in points, for which the plan states the number of seeds that can show it."""
 
 
 @dataclass(frozen=True)

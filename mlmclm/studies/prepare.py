@@ -52,7 +52,7 @@ class PreparedStudy:
     """Given models to continue from, by size; all other sizes begin with random weights."""
 
     def target(self, name: ModelName) -> State:
-        """Return the state that is a model of the study."""
+        """Return the last state of a model's training, which is the model itself."""
         return self.plan.targets[self.plan.models.index(name)]
 
     def model_folder(self, name: ModelName) -> Path:
@@ -67,7 +67,7 @@ class PreparedStudy:
     def trained(self, stage: Stage) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a finished stage's own metrics, one record a step, and its `system_facts`.
 
-        These describe the machine and the software on which the stage ended.
+        The facts describe the machine and the software on which the stage ended.
         """
         key = stage.end.key(self.fingerprint)
         rows = states.curve(self.place.store, key)
@@ -133,7 +133,7 @@ def _where(study: StudyFile, place: Place) -> dict[str, Any]:
 
 
 def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
-    """Refuse phases for whose block length a part of the corpus has no row; chunks of documents are counted here."""
+    """Refuse phases for whose block length the training or validation part of the corpus has no row; this counts chunks of documents."""
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = {(phase.block_length, phase.mix): phase.name for phase in phases}
     for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():

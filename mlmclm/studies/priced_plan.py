@@ -130,7 +130,7 @@ def price_plan(
 
 
 def _this_machine(recipe: Recipe) -> Device:
-    # Said before the import, which loads torch.
+    # Printed before the import, which takes long because it loads torch.
     say("measuring this machine (--device names another)")
     from mlmclm.pretraining.speed import this_machine
 

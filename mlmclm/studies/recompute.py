@@ -36,7 +36,7 @@ from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.results_store import EXAMPLES, ResultsStore
 
 SAME_MACHINE = ("backend", "device", "versions")
-"""Entries of a result's cost that are equal where equal keys give equal bits."""
+"""Entries of a result's cost. If they are equal, cells with equal keys give equal bits."""
 NOT_COMPARED = ("cost", "model", "setting", "metric", EXAMPLES)
 """Entries of a result that its key does not determine."""
 OF_WEIGHTS = ("key", "weights", "start")
@@ -73,7 +73,7 @@ class FiledResults:
     others: Mapping[str, SweepModel] = field(default_factory=dict)
 
     def find(self, key: str, place: Place) -> tuple[Mapping[str, Any], Cell]:
-        """Return a result and its cell; a `UserError` if it, its model or its task is not here."""
+        """Return the result with a key, and its cell; raise a `UserError` if the result, its model or its task is missing."""
         result = self.result(key)
         if result is None:
             raise UserError(f"there is no result {key}")
@@ -94,7 +94,7 @@ class FiledResults:
 def recompute(count: int, seed: int, place: Place, study: str | None, keys: Collection[str] | None) -> list[Recomputed]:
     """Compute randomly chosen cells again, each in the state of a sweep's worker, and compare each with its result.
 
-    A cell that cannot be computed here is named too, and another one is chosen in its place.
+    A cell that cannot be computed on this machine is returned too, and another one is chosen in its place.
 
     Args:
         count: number of cells to compute.
@@ -181,7 +181,7 @@ def recomputed(key: str, filed: FiledResults, place: Place) -> Recomputed:
 
 @contextmanager
 def _beside(store: Path) -> Iterator[Path]:
-    """Yield a temporary folder that reads like the store, so that files are renamed and written only there."""
+    """Yield a temporary folder with links to the store's files, so that files are renamed and written in this folder only."""
     with TemporaryDirectory(prefix="mlmclm-recompute-") as name:
         folder = Path(name)
         for part in LINKED:
@@ -280,15 +280,15 @@ def _same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """The cells of a bundle that are computed again, and what that takes.
+    """The cells of a bundle that are computed again, and the work that this takes.
 
     Attributes:
         folder: the bundle's.
         rows: their results.
         seed: of the choice of cells.
-        keys: the number of cells whose keys match their settings; the keys of all others cannot be computed here.
+        keys: the number of cells whose keys match their settings; the keys of all others cannot be computed on this machine.
         pretrained: the models that must be pretrained first, because the store lacks their weights.
-        pretraining_hours, cell_hours: of one worker, as recorded where they were computed.
+        pretraining_hours, cell_hours: hours of one worker, as recorded when these models and cells were first computed.
         noise: the standard deviation over seeds by (model, task), as fractions of 1; NaN where it is not known.
     """
 
@@ -316,7 +316,7 @@ class BundleCheck:
         """Pretrain what is missing, compute the cells, and compare each with the published result.
 
         Raises:
-            UserError: a setting is wrong, or the corpus is not there.
+            UserError: a setting is wrong, or the corpus is missing.
             EnvironmentFault: the machine failed. What is finished is kept.
         """
         rows = {row["key"]: row for row in self.record.rows}
@@ -334,7 +334,7 @@ class BundleCheck:
 
         file = load_file(self.folder / STUDY)
         if isinstance(file, StudyFile):
-            # Under a name that no study of the store's own has, so that none of its models is replaced.
+            # A name that no other study in the store has, so that no model of theirs is replaced.
             name = f"verified-{stable_hash(self.record.study)[:12]}"
             study = Study(file.model_copy(update={"name": name}), self.place, source=str(self.folder / STUDY)).narrowed(
                 self.pretrained
@@ -361,7 +361,7 @@ class BundleCheck:
 
 
 def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleCheck:
-    """Choose cells of a bundle, and say what computing them again takes; nothing is computed.
+    """Choose cells of a bundle, and return them with the work that computing them again takes; nothing is computed.
 
     Args:
         count: number of cells.
@@ -397,7 +397,7 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
 
 
 def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
-    """Compute the key of each cell again from its result, and return the number of cells for which this is possible here.
+    """Compute the key of each cell again from its result, and return the number of cells for which this machine can do so.
 
     Raises:
         UserError: a cell has another key than its result.
@@ -406,7 +406,7 @@ def _keys_made_again(record: StudyRecord, folder: Path, place: Place) -> int:
     for row in record.rows:
         try:
             cell = result_cell(row, SweepModel(row["model"], folder, row["weights"]), place.task_dirs)
-        except UserError:  # a task, or a member of a kind, that is not here
+        except UserError:  # its task, or a registered member, is missing on this machine
             continue
         if row.get("engine") != versions.CELLS or cell.added:
             continue

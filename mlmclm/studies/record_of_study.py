@@ -49,7 +49,7 @@ from mlmclm.tasks.declared_tasks import user_files
 
 
 def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
-    """Return a study's record without its results, as plain values for `run.json`; its models and data must be there.
+    """Return a study's record without its results, as plain values for `run.json`; its models and data must exist.
 
     Args:
         facts: `study_facts` of it.
@@ -63,11 +63,11 @@ def record_value(sweep: StudySweep, facts: StudyFacts) -> dict[str, Any]:
 def kept_record(
     file: AnyFile, place: Place, command: str, rows: Sequence[dict[str, Any]] | None = None, *, remedy: str
 ) -> StudyRecord:
-    """Return the record of a study as it was last run; neither its models nor its data need be there.
+    """Return the record of a study as it was last run; neither its models nor its data need exist.
 
     Args:
         command: the command that computes it again, as the report shows it.
-        rows: the results; None to read those that are there.
+        rows: the results; None to read those in the store.
         remedy: what to do if there are none.
 
     Raises:
@@ -81,7 +81,7 @@ def kept_record(
             check_same(file, place, run)
         rows = results_store.results(cells)
     if not rows:
-        file.find_space()  # what is wrong with it is said first
+        file.find_space()  # an error in the search space is reported first
         raise UserError(f"{file.kind} {file.name!r} has no results yet: {remedy}")
     try:
         about = ReceivedAbout.model_validate_json(json.dumps(run["about"]))

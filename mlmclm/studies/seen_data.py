@@ -54,10 +54,10 @@ def seen_data(
     """Return the batches of a study's steps; its corpus is prepared first.
 
     Args:
-        steps: `a:b`, from step a up to but not including b; None for all, which only a folder takes.
+        steps: `a:b`, from step a up to but not including b; None for all steps, which needs a folder as `to`.
         model: return this model's inputs, masked; None for the unmasked tokens of the blocks.
         labels: whether to return the labels too.
-        to: where they are to be exported, if anywhere; a folder gets tokens before anything is hidden.
+        to: the file or folder to export to, if any; a folder gets unmasked tokens.
 
     Raises:
         UserError: the arguments don't go together, or a step is beyond the model's last.
@@ -89,7 +89,7 @@ def seen_data(
 
 
 def _range(text: str | None, last: int, model: str | None) -> range:
-    """Parse `--steps`; None stands for all.
+    """Parse `--steps`; None means all steps.
 
     Args:
         last: steps of the model, or of the longest one of the study.

@@ -73,7 +73,7 @@ class Study:
     """
 
     def __init__(self, file: AnyFile, place: Place, *, source: str = "", command: str = "") -> None:
-        """Name all models of each source `STUDY/*`; raise what `expand_studies` does."""
+        """Replace each source `STUDY/*` by the models of that study; errors as of `expand_studies`."""
         self.file = expand_studies(file, place.store) if isinstance(file, SweepFile) else file
         self.place, self.source, self.command = place, source or file.name, command
 
@@ -92,7 +92,7 @@ class Study:
 
     @property
     def results(self) -> Results:
-        """The results so far of the study's last run; nothing is computed, and its models and data need not be there.
+        """The results so far of the study's last run; nothing is computed, and its models and data need not exist.
 
         Raises:
             UserError: there are none; the message says what to run.
@@ -151,7 +151,7 @@ class Study:
         return self.file
 
     def plan(self, *, workers: int | None = None, price: float | None = None) -> StudyPlan:
-        """Return what the store has, what would be computed now, and what that would take; nothing is computed.
+        """Return what the store has, what a run would compute now, and the time and cost of that; nothing is computed.
 
         The time is estimated from results in the store or, if there are too few, from a few steps of training. It covers
         only models that exist.
@@ -172,7 +172,7 @@ class Study:
             sweep = StudySweep(file, place, study_space(file, place.task_dirs))
             plan, prepared = self._planned()
             if prepared is not None:
-                # A cell's key contains hashes of its model and data, so none can be looked up before.
+                # A cell's key contains hashes of its model and data, so no cell can be looked up before both exist.
                 tasks = open_tasks(prepared.corpus.tokenizer, sweep.space, place, prepare=False)
                 sweep = sweep_of(prepared, sweep.space, exported_models(prepared), tasks)
             else:
@@ -180,7 +180,7 @@ class Study:
         return dataclasses.replace(plan, sweep=plan_of_sweep(sweep, workers=workers, price=price))
 
     def _check_data(self, name: str) -> None:
-        """Read and check a task's data where they are files of this machine, as the run will."""
+        """Read and check a task's data as the run will, if they are files on this machine."""
         task, place = get_task(name, self.place.task_dirs), self.place
         if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root, None)[1]:
             load_task(task, store=place.store, data_root=place.data_root)
@@ -266,7 +266,7 @@ class Study:
             ray: address of a running Ray cluster; by default that of the surrounding Ray job, or RAY_ADDRESS, else Ray
                 is started on this machine if it is needed.
             wait_for_nodes: seconds for which the cluster may have no node for the work.
-            check: whether to raise the error of zero-shot evaluations that failed; otherwise the results' `failure` is it.
+            check: whether to raise the error of zero-shot evaluations that failed; otherwise it is the results' `failure`.
 
         Raises:
             UserError: a setting or an input is wrong, the study was last run over another grid, or another process is
@@ -278,7 +278,7 @@ class Study:
         begun = self._begun()
         evaluations = zero_shot_tasks(self.file, self.place)
         check_last(self.folder, grid_of_study(begun), replace=replace)
-        self.file.find_claims()  # read again for the report, where an error would come late
+        self.file.find_claims()  # the report reads them again, but an error then would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
             models = [swept.model for swept in sweep.models]
@@ -288,7 +288,7 @@ class Study:
             work.tracking.sweep(sweep, facts.models)
             failure = None
             if evaluations is not None:
-                # They may take long, and until then the list of cells would be of the run before.
+                # Evaluations may take long; without this, the list of cells would be the last run's until they end.
                 write_manifest(self.folder, self.name, sweep.plan())
                 cpus = sweep.space.cpus_per_cell
                 failure = evaluate_study(
@@ -323,7 +323,7 @@ class Study:
         from mlmclm.studies.study_tracking import StudyRuns, follow, send_to_sink
 
         if isinstance(track, str):
-            KINDS["sink"][track]  # says at once if there is none
+            KINDS["sink"][track]  # raises an error at once if there is no such sink
         file, place, begun = self.file, self.place, self._begun()
         space = begun.space.model_copy(update={"rule": results.record.setting.rule})
         with only_one(self.folder / LOCK, f"{file.kind} {self.name!r}"):
@@ -351,7 +351,7 @@ class Study:
         return kept_file(self.folder, run), completed(self.place, self.folder, run)
 
     def _cell(self, row: Mapping[str, Any]) -> Cell:
-        """Return the cell of a result under the study's name of its model, made again from what the result says."""
+        """Return the cell of a result, rebuilt from the result, with its model under the study's name."""
         (file, place), name = self._last_run(), row["model"]
         if isinstance(file, SweepFile):
             model = find_model(file.models[name], place.store, data_root=place.data_root, beside=file.folder)
@@ -391,7 +391,7 @@ class Study:
         return find_given(file, place)
 
     def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
-        """Return the sweep with all models and the tasks' data, making what is missing."""
+        """Return the sweep with all models and the tasks' data; train and prepare what is missing."""
         if isinstance(self.file, SweepFile):
             return with_tasks(begun, prepare=True)
         prepared = self._prepared(work)

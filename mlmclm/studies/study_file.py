@@ -35,7 +35,7 @@ from mlmclm.sweeps.seed_list import SeedList
 from mlmclm.sweeps.space import Space, find_space
 
 OF_STUDIES = ("corpus", "corpora", "recipe")
-"""Keys that only files of studies have that train their models."""
+"""Keys that only the files of studies that train their models have."""
 Sources = Annotated[tuple[str, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 ModelSources = Sources | Annotated[Mapping[str, str], Field(min_length=1)]
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -70,7 +70,7 @@ class SweepSettings(Frozen):
     """Model -> settings of the protocol to change for it; they take precedence over the search space's and the tasks'."""
 
     zero_shot: Annotated[ZeroShot | None, Role.CHOICE] = None
-    """Tasks that every model answers as it is, besides those that it is fine-tuned on (docs/evaluation.md)."""
+    """Tasks on which every model is evaluated without fine-tuning, besides those that it is fine-tuned on (docs/evaluation.md)."""
 
     claims: Annotated[tuple[str, ...] | None, Role.DISPLAY] = None
     """Files of claims that the report tests: packaged ones (`ettin`) or paths; by default all packaged ones (docs/claims.md)."""
@@ -145,7 +145,7 @@ class SweepSettings(Frozen):
 
 
 def _models_or_parts(schema: dict[str, Any]) -> None:
-    """Say in the JSON Schema that parts name models too."""
+    """Change the JSON Schema so that a file needs `models` or `parts`: parts name models too."""
     schema["required"].remove("models")
     schema["anyOf"] = [{"required": ["models"]}, {"required": ["parts"]}]
 
@@ -282,7 +282,7 @@ class StudyFile(SweepSettings):
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Words that models' names can begin with."""
+        """The sizes, and names in place of sizes, with which models' names can begin."""
         return (*SIZES, *self.initial)
 
     @property
@@ -297,7 +297,7 @@ class StudyFile(SweepSettings):
 
     @property
     def beside(self) -> tuple[ModelName, ...]:
-        """The models of other parts. The models of this part leave their states where these branch off."""
+        """The models of other parts. The training of this part's models keeps the states at which these branch off."""
         chosen, all_models = set(self.parsed), dict.fromkeys(chain.from_iterable(self.parts.values()))
         return tuple(name for name in self._with_replicates(all_models) if name not in chosen)
 
@@ -407,7 +407,7 @@ AnyFile = StudyFile | SweepFile
 
 
 def load_file(path: Path, *, copy_of: Path | None = None) -> AnyFile:
-    """Read and check the file of a study, or the packaged study of this name (`file_of`); a received study's, with `check_study`.
+    """Read and check the file of a study, or the packaged study of this name (`file_of`); in a bundle, `check_study` checks it too.
 
     Args:
         copy_of: the file that it is a copy of, to which its paths are relative.

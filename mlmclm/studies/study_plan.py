@@ -219,13 +219,13 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
     added = [cell for cell in planned.cells if cell.learning_rate not in space.learning_rates]
     total = len(file.models) * space.cells_a_model + len(added)
     to_come = planned.to_come
-    if space.learning_rates.most:  # models without a plan can have as many as there may be
+    if space.learning_rates.most:  # for models not planned yet, the maximum is counted
         unplanned = set(file.models) - {cell.model for cell in planned.cells}
         to_come += len(unplanned) * sum(map(space.cells_added_at_most, space.tasks))
     to_compute = total - len(planned.cells) + len(missing)
     waiting = 0
     if space.start_from:
-        # A cell has no key until its start is settled: chosen, or impossible because every candidate diverged.
+        # A cell has no key until its start is resolved: it is chosen, or impossible because every candidate diverged.
         unnamed = len(file.models) * sum(map(space.cells_of, space.start_from))
         named = sum(cell.start is not None for cell in planned.cells) - sum(cell.start is not None for cell in added)
         waiting = unnamed - named - sum(planned.blocked.values())

@@ -105,7 +105,7 @@ class StudySweep:
         return replicates_among(self.plans)
 
     def declared(self) -> dict[str, Task]:
-        """Return the declaration of each task with the space's choice of its metric."""
+        """Return the declaration of each task, with the metric that the space chooses for it."""
         space, task_dirs = self.space, self.place.task_dirs
         return {name: get_task(name, task_dirs).measured_by(space.metrics) for name in space.tasks}
 
@@ -348,7 +348,7 @@ def plan_sweep(models: Sequence[SweptModel], place: Place, *, absent: bool = Fal
 
 
 def extending(space: Space) -> Extend:
-    """Return the function that says which learning rates the results of a (task, setting) add to the space's list."""
+    """Return a function that determines which learning rates the results of a (task, setting) add to the space's list."""
     from mlmclm.analysis.extension import extension
 
     rates, split = space.learning_rates, "test" if space.rule == "on_test" else "validation"

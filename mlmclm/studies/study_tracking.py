@@ -132,7 +132,7 @@ class StudyRuns:
         """Record the sweep, its models and its (model, task) pairs, which are the parents of its cells.
 
         Args:
-            facts: what the report says of models that the study trains; without it, their tokens are not known.
+            facts: the report's facts of models that the study trains; without them, the models' tokens are not known.
         """
         study, file, space, tasks = self._file.name, self._file, sweep.space, sweep.declared()
         if isinstance(file, StudyFile):
@@ -177,13 +177,13 @@ class StudyRuns:
         self._put([self._sweep(pages=pages, status="RUNNING"), *models, *groups], sources=sources, rule=space.rule)
 
     def evaluated(self) -> None:
-        """Record the results of zero-shot tasks; `sweep` comes before."""
+        """Record the results of zero-shot tasks; call `sweep` before."""
         abouts, run = self.told.abouts, last_run(self._place.study_folder(self._file.name))
         results = zero_shot_results(run, self._place.store)
         self._put(zero_shot_record(self._file.name, row, about=abouts.get(row["model"], {})) for row in results)
 
     def reported(self, results: Results, pages: Mapping[str, str]) -> None:
-        """Record the analysis: the metrics of every (model, task), and with the sweep the report's files and all that its page says.
+        """Record the analysis: the metrics of every (model, task) and, in the sweep's run, the report's files and the content of its page.
 
         Args:
             pages: links to programs that show the study, by name.
@@ -322,8 +322,8 @@ def other_pages(file: AnyFile, store: Path, rows: Iterable[Mapping[str, Any]] = 
 def recorded_runs(file: AnyFile, store: Path, tasks: Sequence[str]) -> RecordedRuns:
     """Return links to a study's runs if an MLflow server other than the store's own has them, else how to find them.
 
-    The server is asked for the id of the study's experiment, for a few seconds at most. Runs may still be on their way, so
-    links search for a model and task.
+    The server is asked for the id of the study's experiment, for a few seconds at most. Runs may not be written yet, so links
+    search for a model and task.
     """
     address, _ = chosen_address(file.tracking, store, os.environ)
     search = filter_of("MODEL", "TASK")

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ZeroShotTasks:
-    """The tasks that a study asks for, with absolute paths, and with their data."""
+    """The zero-shot tasks of a study: as its file asks for them, with absolute paths (`asked`), and with their data (`tasks`)."""
 
     asked: ZeroShot
     tasks: list[ZeroShotTask]
 
     def of_models(self, models: Iterable[SweepModel], results_store: Evaluations) -> list[tuple[Subject, ZeroShotTask]]:
-        """Return each model with each task, with the hashes under which the results store has the result."""
+        """Return all pairs of model and task; each model has the hashes under which the store has the result of the pair."""
         from mlmclm.evaluation.language_model import scoring_of
 
         subjects = [Subject.of(model.name, *scoring_of(model.folder)) for model in models]
@@ -90,7 +90,7 @@ def evaluate_study(
     Raises:
         UserError: results are damaged; the message names all of them.
     """
-    # A study can't go on with a damaged result, which its report would lack.
+    # A study stops at a damaged result, because its report would lack it.
     filed = Evaluations(place.store).find_all(evaluation_key(*pair) for pair in wanted)
     missing = [pair for pair in wanted if evaluation_key(*pair) not in filed]
     if not missing:
