@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 PROXIES, NO_PROXY = ("http_proxy", "https_proxy", "all_proxy"), ("no_proxy", "NO_PROXY")
-"""Variables that name proxies (in lower or upper case), and variables with the hosts that need no proxy; the first of these that is set counts."""
+"""Variables that name proxies (in lower or upper case), and those that list hosts without a proxy; of the latter, the first that is set counts."""
 OWN_HOSTS = ("127.0.0.1", "localhost", "::1", "169.254.169.254")
 """Addresses of this machine, and of the cloud's metadata service, which Ray asks when it starts."""
 

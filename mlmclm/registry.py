@@ -49,7 +49,7 @@ class RegistryEntry:
     by_name: bool = False
     """Whether this process has imported it by its name, from the source of which `code` is the hash."""
     place: tuple[str, str] = ("", "")
-    """Module and name of its definition, which may be run again and then replaces it, as in a notebook's cell."""
+    """Module and name of its definition. A later definition with the same two replaces it, as when a notebook's cell runs again."""
 
 
 class Registry(Generic[Value]):
@@ -208,7 +208,7 @@ class Registry(Generic[Value]):
         self.forget()
 
     def forget(self) -> None:
-        """Clear the found members, so that the next access looks for them again, as after the installation of a package."""
+        """Clear the cached members, so that the next access looks for them again, as after the installation of a package."""
         self._values.clear()
         self._broken.clear()
         self.__dict__.pop("_members", None)
@@ -476,7 +476,7 @@ class Shipment:
 
 
 def _with_modules(modules: Mapping[str, SourceFile]) -> Shipment:
-    """Return a shipment without members; `modules` can be imported now, which unpickling members by their names needs."""
+    """Register the sources of modules, from which members pickled by name are then imported; return a shipment without members."""
     receive(modules)
     return Shipment((), modules)
 
