@@ -42,7 +42,7 @@ SECONDS_BETWEEN_LOOKS, SHARE_OF_LOOKS = 2.0, 0.05
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between attempts while nothing can be written; the pause doubles each time."""
 GIVE_UP_AFTER = 3
-"""Number of consecutive failures, none of them temporary, after which the rest of a study that has ended is not written."""
+"""Number of consecutive failures, none apparently temporary, after which the rest of a study that has ended is not written."""
 Pair = tuple[str, str]
 """Model and task."""
 FILE = "runs.json"
@@ -317,7 +317,7 @@ def summary_of(name: str, study: TrackedStudy, results: list[dict[str, Any]]) ->
     # Imported here: pandas takes half a second, which a study without new results need not wait for.
     from mlmclm.analysis.analyse import analyse
 
-    # A family of tasks defined in a notebook is unknown in this process, so its scores have no range until the whole study is analysed.
+    # A family of tasks from a notebook is unknown in this process, so its scores have the range `ANY_SCORE` until the whole study is analysed.
     typed = [(row, family) for row in results[:1] if (family := FAMILIES.find(row["family"])) is not None]
     ranges = {row["task"]: family.score_range(row["metric"]) for row, family in typed}
     try:

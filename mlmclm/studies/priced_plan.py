@@ -1,4 +1,4 @@
-"""The training stages of models, the steps that they share, their cost, and a chart of all."""
+"""The training stages of models, the steps that they share, their cost, and a chart of the stages."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Study:
-    """A study: models, which it trains or which are given, tasks, and the grid over which the models are fine-tuned.
+    """A study: its models (trained by it, or given), its tasks, and the grid over which the models are fine-tuned.
 
     What the store already has is not computed again: `run` resumes wherever an earlier one stopped.
 

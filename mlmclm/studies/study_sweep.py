@@ -1,4 +1,4 @@
-"""The sweep of a study: its models, trained or given, each with its search space and the tasks' data; cells and tables."""
+"""The sweep of a study: its models (trained or given), each with its search space and the tasks' data, and the plan of its cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SweptModel:
     """A model to fine-tune, and what depends on its tokenizer and context.
 
     Attributes:
-        space: the search space; of a given model, with lengths resolved for its context.
+        space: the search space; for a given model, with lengths resolved for its context.
         tasks: the tasks' data, tokenised for it, as far as they are prepared.
         source: where a given model comes from, for display; with the commit if it is from the Hub.
     """
