@@ -43,7 +43,7 @@ class Role(Enum):
 
 
 class Enters(Enum):
-    """How a field enters the keys of its roles, if not always: `rows: Annotated[Rows, Role.WEIGHTS, Enters.IF_CHANGED]`."""
+    """How a field enters the keys of its roles, unless it always does: `rows: Annotated[Rows, Role.WEIGHTS, Enters.IF_CHANGED]`."""
 
     IF_CHANGED = (
         "only where it differs from its default, so that a new field leaves the keys of existing results as they are"

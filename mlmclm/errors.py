@@ -107,8 +107,8 @@ def for_each(items: Iterable[Item], work: Callable[[Item], Result]) -> list[Resu
     A fault of the environment ends the loop, since it would affect the other items too.
 
     Raises:
-        UserError: the only error as it is, or one with the messages of all.
-        EnvironmentFault: there was one; its text starts with the messages of the errors before it.
+        UserError: the only error, unchanged, or one error with the messages of all.
+        EnvironmentFault: an item met such a fault; its text starts with the messages of the errors before it.
     """
     results: list[Result] = []
     errors: list[MlmclmError] = []

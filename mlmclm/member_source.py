@@ -269,7 +269,7 @@ def _unknown(node: ast.AST) -> str:
 
 
 def follow(start: Iterable[str], *, anew: bool) -> tuple[dict[str, ModuleSource], set[str]]:
-    """Return the user's modules in `start` and all that these import, and the top-level names of other packages.
+    """Return the user's modules among `start` and their imports, recursively, and the top-level names of other packages.
 
     Args:
         anew: whether to read again the files of modules that aren't loaded.

@@ -84,7 +84,7 @@ def param_space(
         report_every: training steps between a trial's reports. By default it reports when the protocol evaluates, or
             after each epoch.
         sampled: for algorithms that draw values, such as Optuna: learning rates log-uniform between the space's lowest
-            and highest, and a choice of all else, in place of the whole grid.
+            and highest, and `tune.choice` for all else, in place of the whole grid.
         folders: `StudyFolders`.
 
     Raises:

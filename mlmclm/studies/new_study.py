@@ -181,7 +181,7 @@ def grid_for(task: str, train: pa.Table, models: Sequence[Path], seeds: int = SE
 
 
 def length_for(train: pa.Table, models: Sequence[Path]) -> int:
-    """Return the maximum length in tokens, a multiple of 16: nearly all texts fit, unless that exceeds the context of a model."""
+    """Return the maximum length in tokens, a multiple of 16: nearly all texts fit, unless that exceeds `LONGEST` or a model's context."""
     wanted = [name for name in train.column_names if name not in ("id", "label", "tags", "answers", "negative")]
     rows = train.select(wanted).slice(0, LOOKED_AT).to_pylist()
     texts = [

@@ -204,7 +204,7 @@ def describe_difference(
 ) -> str:
     """Describe the difference between two results of a cell and between their examples; empty if there is none.
 
-    Only the entries, scores and columns of examples that both have are compared; `one_sided` names the others.
+    Only the entries, scores and columns of examples that both results have are compared; `one_sided` names the others.
     """
     if filed["status"] != again["status"]:
         return f"it was {filed['status']} and is {again['status']} now"

@@ -42,7 +42,7 @@ PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Card(Frozen):
-    """Facts for model cards that the study cannot know."""
+    """Facts for model cards that do not follow from the study."""
 
     licence: Annotated[str | None, Role.DISPLAY] = None
     """Licence of the models, as the Hub names it (such as apache-2.0); it depends on the corpus."""
