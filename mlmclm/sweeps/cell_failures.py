@@ -44,13 +44,13 @@ class Retries(Frozen):
     """
 
     out_of_memory: Annotated[int, Role.WORK] = Field(default=3, ge=0)
-    """The GPU's memory, or the machine's. Fewer cells run at once from then on."""
+    """Retries after the GPU or the machine ran out of memory. From then on, fewer cells run at once."""
     lost_node: Annotated[int, Role.WORK] = Field(default=20, ge=0)
-    """The node went away, which says nothing about the cell: spot instances do so all the time."""
+    """Retries after the node was lost, which is no fault of the cell: spot instances are lost all the time."""
     hung: Annotated[int, Role.WORK] = Field(default=2, ge=0)
-    """The worker's process stopped running without ending."""
+    """Retries after a worker hung: it was ended because its cell took many times as long as any other of its task."""
     crash: Annotated[int, Role.WORK] = Field(default=3, ge=0)
-    """Any other end of the worker's process, or an unexpected exception."""
+    """Retries after any other end of the worker's process, or an unexpected exception."""
 
     def bound(self, failure: Failure) -> int:
         """Return how often a cell is retried after failures of this class."""
@@ -59,13 +59,13 @@ class Retries(Frozen):
 
 def failure_of(error: BaseException) -> Failure:
     """Return the class of the error that ended a worker."""
-    # Ray wraps what a task raised in an error of both classes, so check the names of all base classes. Importing torch
-    # and Ray for their classes would slow down every command.
+    # Ray wraps what a task raised in an error that has both its own class and the raised one as bases, so check the names of all
+    # bases. Importing torch and Ray for their classes would slow down every command.
     cause = getattr(error, "cause", None) or error
     names = {kind.__name__ for kind in type(cause).__mro__}
     if OUT_OF_MEMORY.search(" ".join([*names, str(cause)])):
         return Failure.OUT_OF_MEMORY
-    # Ray has one class for all deaths of actors; only its words say that the node is gone.
+    # Ray has one class for all deaths of actors; only its message shows that the node is gone.
     gone = getattr(error, "preempted", False) or "its node has died" in str(error)
     if names & {"NodeDiedError", "ActorUnavailableError"} or ("RayActorError" in names and gone):
         return Failure.LOST_NODE

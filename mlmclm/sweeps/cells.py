@@ -1,4 +1,4 @@
-"""The cells of a sweep: their names, their list from a space, models and tasks, and the cell of a filed result."""
+"""The cells of a sweep: how they are listed from a space, models and tasks, rebuilt from filed results, and named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mlmclm.tasks.declared_tasks import get_task
 class SweepModel:
     """A model to fine-tune: its name in reports, its Hugging Face folder, and the hash of its weights and tokenizer.
 
-    `earlier` are its hashes by earlier definitions (`models.folder.weights_hashes`).
+    `earlier` has this hash as earlier versions defined it (`models.folder.weights_hashes`).
     """
 
     name: str
@@ -70,7 +70,7 @@ def expand(
     Args:
         task_data: task name -> fingerprint of its data, for every task of the space.
         declarations: task name -> declaration, for tasks that workers may not have installed.
-        starts: (model, task that others start from) -> start; cells whose start is missing here are left out.
+        starts: (model, task that others start from) -> start; cells whose start is not among these are left out.
         recut: the tasks whose prepared data have `recut` set (`PreparedTask.recut`).
     """
     # Model and task vary slowest, because a worker drops its cached weights and data when the model changes.
@@ -104,7 +104,7 @@ def expand(
 def added_rates(
     cells: Iterable[Cell | ListedCell], listed: Collection[float]
 ) -> dict[tuple[str, str, str], tuple[float, ...]]:
-    """Return those learning rates of cells that a list lacks, by (model, task, setting), in their order."""
+    """Return the cells' learning rates that are not in `listed`, by (model, task, setting), in the order of the cells."""
     added: dict[tuple[str, str, str], dict[float, None]] = {}
     for cell in cells:
         if cell.learning_rate not in listed:
@@ -116,9 +116,9 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
     """Return the cell of a filed result, rebuilt from the result's entries.
 
     Args:
-        result: as the results store has it.
-        model: the model to compute it with. If its weights are not the result's, the cell has another key. The result's
-            hash of the weights is kept if it is one of the model's earlier hashes.
+        result: as the results store returns it.
+        model: the cell's model. If its weights differ from the result's, the cell has another key than the result. If only the
+            definition of the hash differs (`earlier`), the cell gets the result's hash.
         where: beginning of messages.
 
     Raises:
@@ -134,7 +134,7 @@ def recorded_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Seque
 
 
 def result_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequence[Path]) -> Cell:
-    """Return the cell that a result's entries describe, without a check of its key; a `UserError` if its task or a setting is unknown."""
+    """Return the cell that a result's entries describe, without a check of its key; raise a `UserError` if its task or a setting is unknown."""
     declaration = get_task(result["task"], task_dirs)
     start = result.get("start")
     return Cell(
@@ -146,7 +146,7 @@ def result_cell(result: Mapping[str, Any], model: SweepModel, task_dirs: Sequenc
         protocol=Protocol.of_result(result["protocol"]),
         learning_rate=result["learning_rate"],
         seed=read_seed(result["seed"]),
-        declaration=declaration.model_copy(update={"metric": result["metric"]}),  # a space may choose another one
+        declaration=declaration.model_copy(update={"metric": result["metric"]}),  # a space may choose another metric
         start=Start(start["cell"], start["task"]) if start else None,
         recut="pair_truncation" in result["protocol"],  # recorded only where it changed the examples
     )
@@ -189,6 +189,6 @@ def cell_name(cell: Cell | ListedCell) -> str:
 
 
 def seed_label(seed: Seed) -> str:
-    """Return a seed as names of cells have it."""
+    """Return the part of a cell's name for its seed."""
     simplest = Seeds.of(seed).simplest()
     return f"s{simplest}" if isinstance(simplest, int) else str(simplest)

@@ -1,8 +1,8 @@
 """Estimate of the time that a sweep's missing cells will take, with an interval.
 
 A cell's time is its work (`trainings.work_of`: tokens passed forward once) times the seconds that its model needs for a unit
-of work. These are taken from the model's own results, if the store has enough of them from this device; otherwise a few
-steps of training are measured, once for each model and device.
+of work. These seconds come from the model's results, if the store has enough of them from this device. Otherwise a few
+steps of training are timed, once for each model and device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlmclm.system import usable_cpus
 from mlmclm.tasks.prepare_task import find_or_prepare
 
 FEWEST_RESULTS = 4
-"""Fewest results of a model from which its speed is taken; with fewer it is measured."""
+"""Fewest results of a model from which its speed is computed; with fewer, its speed is measured."""
 STEPS, WARM_UP_STEPS = 14, 4
 """Steps of training that a measurement takes, and how many of the first are discarded."""
 
@@ -73,9 +73,9 @@ def places_here(space: Space) -> int:
 def estimate_time(
     cells: Sequence[Cell], missing: Sequence[Cell], *, store: Path, data_root: Path | None, workers: int
 ) -> SweepEstimate:
-    """Estimate the time of a sweep's missing cells; measures models that have too few results on this device.
+    """Estimate the time of a sweep's missing cells; models that have too few results on this device are measured.
 
-    The cells have their work (`trainings.with_trainings`).
+    The cells must come from `trainings.with_trainings`, which sets their work.
 
     Raises:
         UserError: a model or its data cannot be read.

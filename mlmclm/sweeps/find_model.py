@@ -52,7 +52,7 @@ def find_model(model: str, store: Path, *, data_root: Path | None = None, beside
 
 
 def model_in(folder: Path, name: str) -> SweepModel:
-    """Return the model in a folder; raises what `weights_hash` does."""
+    """Return the model in a folder; raises what `weights_hashes` does."""
     weights, *earlier = weights_hashes(folder)
     return SweepModel(name, folder, weights, tuple(earlier))
 

@@ -51,10 +51,10 @@ class ExtendedRates(Frozen):
 
 
 def next_rates(rates: Sequence[float], number: int, *, higher: bool) -> tuple[float, ...]:
-    """Return the next rates beyond the highest or the lowest one by the list's own step, the nearest first.
+    """Return up to `number` rates that continue the list beyond its highest or lowest one, the nearest first.
 
     If the list repeats itself in each decade (1e-5, 2e-5, 5e-5, 1e-4, ...) or at another constant factor, that pattern is
-    continued. Otherwise the ratio of its two outermost rates is. Rates have six significant digits, as in reports, and are below 1.
+    continued. Otherwise the ratio of the two rates nearest to that end is. Rates have six significant digits, as in reports, and are below 1.
     """
     ordered = sorted(rates, reverse=not higher)
     if len(ordered) < 2:  # a single rate has no step

@@ -31,7 +31,7 @@ class Manifest:
     """Time at which the sweep listed its cells: UTC, ISO 8601, in seconds."""
     cells: tuple[ListedCell, ...]
     waiting: Mapping[str, int] = field(default_factory=dict)
-    """Task -> number of cells without a key yet, because they wait for its best cell (`Planned.waiting`)."""
+    """Task -> number of cells that wait for this task's best cell, and so have no key yet (`Planned.waiting`)."""
     to_come: int = 0
     """The most cells that later results may add (`Planned.to_come`)."""
 

@@ -18,7 +18,7 @@ class SweepOutcome:
     `results` are in the order of the cells, without gaps for those that have no result. `computed` counts the cells
     that were computed now, `reused` those that already had a result. `failed` lists the cells that raised, with their
     errors. `not_run` lists those that were never tried, because a fault of the machine would have hit them all. `grids`
-    has Ray Tune's ResultGrid of each of its experiments, with the trials that ran now.
+    has the ResultGrid of each Ray Tune experiment of this run.
     """
 
     results: list[dict[str, Any]]

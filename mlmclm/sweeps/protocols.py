@@ -51,7 +51,7 @@ class TaskProtocols(Frozen):
     """Task -> the task whose best cell it starts from.
 
     With `{rte: mnli}`, RTE's cells begin with the encoder of the model's best MNLI cell (`mlmclm/sweeps/starts.py` has
-    the rule) and with a head of their own.
+    the rule) and with a new head.
     """
     grid: Annotated[Axes, Role.CHOICE] = Field(default_factory=dict)
     """Other settings to try, each with its values."""
@@ -69,7 +69,7 @@ class TaskProtocols(Frozen):
 
     @model_validator(mode="after")
     def _overrides_fit(self) -> TaskProtocols:
-        # Tasks are looked up only if some are named: another package's may be broken.
+        # Tasks are looked up only if some are named here, because tasks of other packages may be broken.
         tasks = self._known_tasks() if self.per_task or self.task_grids or self.start_from else ()
         for key in ("per_task", "task_grids", "start_from"):
             for task in getattr(self, key):
@@ -138,7 +138,7 @@ def _points(protocol: Protocol, axes: Mapping[str, tuple[Any, ...]], where: str)
 
 
 def searched(protocol: Protocol, setting: str) -> dict[str, Any]:
-    """Return the axes of a grid with their values at the point of this name, as `settings_for` gives it."""
+    """Return the axes of a grid with their values at one point; `setting` is the point's name, as in `settings_for`."""
     axes = AXES if setting else []
     return {axis: getattr(protocol, axis) for axis in axes if f", {_named(protocol, axis)}, " in f", {setting}, "}
 
@@ -156,7 +156,7 @@ class ProtocolFile(TaskProtocols):
     learning_rates: Annotated[LearningRates | None, Role.CHOICE] = None
     """Peak learning rates to try, or a mapping of them with `extend`."""
     seeds: Annotated[SeedList | None, Role.CHOICE] = None
-    """Seeds, a number of them, or a list for each random stream, which stands for all combinations."""
+    """A list of seeds, their number, or a list for each random stream, of which all combinations are used."""
 
 
 def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> ProtocolFile:

@@ -1,4 +1,4 @@
-"""Zero-shot evaluation of several models on a Ray cluster, one task of Ray for each missing result."""
+"""Zero-shot evaluation of several models on a Ray cluster, one Ray task for each missing result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluate_missing(
     """Compute and file the results of models on tasks in the current Ray session.
 
     Args:
-        zero_shot: the settings from which the tasks were read; its files must be visible to all nodes.
+        zero_shot: the settings from which the tasks were read; the files that these name must be visible to all nodes.
         cpus: CPUs that an evaluation reserves. It has a GPU too if `device` chooses GPUs.
 
     Raises:
@@ -88,10 +88,10 @@ def _evaluate(
     data_root: Path | None,
     registered: Shipment,
 ) -> str | None:
-    """Compute and file the result with a key (a Ray task); return the message of an error that would recur.
+    """Compute and file one result, as a Ray task; return the message of an error that would recur, else None.
 
     Args:
-        registered: the members that the driver has registered; unpickling this registers them here too.
+        registered: the registry members of the driver's process; unpickling this registers them in the worker too.
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
     try:

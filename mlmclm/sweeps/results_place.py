@@ -1,4 +1,4 @@
-"""The place of a store's results, which is the store's folder or address, and how long an outage of an address is waited for."""
+"""The folder or address of a store's results, and how long an outage of an address is waited for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def results_root(store: Path) -> Path | ObjectPath:
 
 
 def wait_for_storage(store: Path, seconds: float) -> None:
-    """Note how long an outage of the object store of a store at an address is waited for, in seconds.
+    """Note in a store at an address how many seconds an outage of its object store is waited for.
 
     Raises:
         UserError: the store is a folder.

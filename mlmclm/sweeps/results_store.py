@@ -9,7 +9,7 @@ result never lacks it. A result contains its own checksum and that of its exampl
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 
 A result for an object store is first filed in the store's folder `unfiled`, which is a results store too, so that it is not lost
-if the object store or the worker fails meanwhile. Whoever uses the store next files it.
+if the object store or the worker fails meanwhile. The next process that uses the store files it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _examples: dict[tuple[str, str], bytes] = {}
 class ResultsStore:
     """The results of one store, and the leases of the processes that compute them; each result is an `Artifact`.
 
-    Both are below `root`; by default the store says where that is (`results_place`).
+    Both are below `root`, by default the store's folder or address (`results_place.results_root`).
     """
 
     part = "cells"
-    """Folder of the results below the results store's root; leases begin with it."""
+    """Folder of the results below the results store's root; names of leases begin with it."""
     needed: tuple[str, ...] = ("key", "task", "learning_rate", "seed", "status", "scores")
     """Entries that every result has."""
 
@@ -191,7 +191,7 @@ class ResultsStore:
         _examples[str(self.folder), result["key"]] = content
 
     def examples(self, result: Mapping[str, Any]) -> KeptExamples:
-        """Return the outcome of each example of the test split in a cell with this result.
+        """Return the outcome of each test example of the cell with this result.
 
         Raises:
             UserError: the cell diverged, or the examples are missing or damaged.
@@ -209,7 +209,7 @@ class ResultsStore:
 
         Args:
             make: computes it; called only if it is missing.
-            title: what it is, for the message that another process is waited for; by default its key.
+            title: the result's name in the message that another process is waited for; by default its key.
 
         Raises:
             UserError: the existing file is damaged.
@@ -224,14 +224,14 @@ class ResultsStore:
             return self.filed(key), True
 
     def filed(self, key: str) -> dict[str, Any]:
-        """Read back a result that has been filed: if another process was faster, its result stays and counts."""
+        """Read back a result that has been filed: if another process filed one first, that one stays and counts."""
         result = self.find(key)
         if result is None:
             raise EnvironmentFault(f"{self.path(key)}: it was written but cannot be found. Was it removed?")
         return result
 
     def keys(self) -> set[str]:
-        """Return the keys of all cells that have a result file, whole or damaged."""
+        """Return the keys of all cells that have a result file, intact or damaged."""
         paths: Iterable[Path | ObjectPath]
         if isinstance(self.folder, ObjectPath):
             paths = self.folder.iterdir()
@@ -271,7 +271,7 @@ class ResultsStore:
     def as_filed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells in order; one with a result under an earlier hash of its weights gets that hash.
 
-        Only this method knows that a cell may have earlier keys. All other code uses the keys of the cells that it returns.
+        Only this method deals with earlier keys of a cell. All other code uses the keys of the cells that it returns.
         """
         variants = [variant for cell in cells for variant in (cell, *_earlier(cell)) if cell.earlier]
         missing = set(map(cell_key, self.missing(variants)))
@@ -364,7 +364,7 @@ class StoredResult(Artifact):
             yield cls(store, key, results_store)
 
     def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact."""
+        """Return what is wrong with the result or its examples, or None if both exist and are intact."""
         return next((damage for piece in self.files() if (damage := piece.check()) is not None), None)
 
     def files(self) -> Iterator[Piece]:

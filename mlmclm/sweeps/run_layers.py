@@ -1,7 +1,7 @@
 """Sweeps in two layers: cells that start from a model, then cells that start from the best cell of another task.
 
-The cells to start from are chosen from results, so a sweep resumes when it is run again, wherever it was stopped. So are
-the learning rates that a grid adds to its list: after each round of cells, the sweep is planned again.
+Results decide from which cells others start, and which learning rates a grid adds to its list, so the sweep is planned
+again after each round of cells. For the same reason a sweep resumes when it is run again, wherever it was stopped.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _say_added(cells: Sequence[Cell]) -> None:
 
 
 def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
-    """Train these cells again to keep their encoders, unless these are kept already.
+    """Train these cells again to keep their encoders, unless the encoders are kept already.
 
-    A sweep keeps scores but no weights, and only its results say which encoders are needed.
+    A sweep keeps scores but no weights, and only its results show which encoders are needed.
 
     Raises:
         MlmclmError: a cell failed, or a kept result cannot be found.

@@ -45,7 +45,7 @@ SECONDS_UNTIL_VISIBLE = 120.0
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # per-trial CSV, JSON and TensorBoard files took a third of the time
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C may end the driver at once, since there is no state to save
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",  # an actor that is told to stop and doesn't is killed then
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",  # seconds after which an actor that does not stop is killed
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # seconds: the state grows with the trials and is never read
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # `SweepTrials` reports a crash in one line, and the outcome has the traceback
     "TUNE_WARN_THRESHOLD_S": "60",  # by default Tune warns of every step of its loop that takes half a second
@@ -75,7 +75,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
         say(
             f"now filed at {results_store.folder}: {plural(filed, 'result')} of cells that were computed while it was out of reach"
         )
-    # Cells of two names for the same weights have one key. They are computed once and announced under each name.
+    # If two models have the same weights, their cells have one key. They are computed once and announced under each name.
     names_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         names_of[cell_key(cell)].append(cell)
@@ -127,7 +127,7 @@ def _run_trials(
     progress: SweepProgress,
     on_filed: Callable[[Results], None],
 ) -> tuple[dict[str, Exception], int, list[ResultGrid]]:
-    """Run the missing cells as a Tune experiment, and again those that other processes leased but left undone.
+    """Run the missing cells as a Tune experiment, and later those that other processes leased but did not finish.
 
     Returns:
         The errors of the cells that failed, by key, the number of cells computed here, and the experiments' results.
@@ -181,7 +181,7 @@ def _run_trials(
                 partial(results_store.find_all, listed=True),
                 options,
                 like=like,
-                # Several cells on one GPU, or on a machine's cores.
+                # True if several cells run on one GPU, or on a machine's cores.
                 shares_memory=resources.get("GPU", 0) < 1,
                 places=places_now(view(), resources),
                 to_ask=trials_to_ask_for(view(), resources),
@@ -191,7 +191,7 @@ def _run_trials(
                 on_failure=partial(record, results_store.folder),
             )
             scheduler = SweepScheduler(trials)
-            # `SweepTrials` says how many trials wait for a place.
+            # `SweepTrials` limits how many trials wait for a place, so Tune must not.
             with _unless_set({"TUNE_MAX_PENDING_TRIALS_PG": str(len(left))}):
                 tuner = tune.Tuner(
                     options.worker or Finetune,
@@ -207,7 +207,7 @@ def _run_trials(
                     run_config=tune.RunConfig(
                         name=f"{options.name}-{len(grids) + 1}",
                         storage_path=str(storage),
-                        # A training that crashed is the next trial's, as often as its class of failure allows.
+                        # `SweepTrials` gives a crashed training to a new trial, as often as its class of failure allows.
                         failure_config=tune.FailureConfig(max_failures=0),
                         # Tune would save each trial when it ends; the store has its result.
                         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -223,7 +223,7 @@ def _run_trials(
             computed += trials.computed
             if trials.fault:
                 break
-            unstarted = trials.waiting  # cells that came back when the last trials had ended
+            unstarted = trials.waiting  # cells that the last trials put back as they ended
             if unstarted.keys() == left.keys() and not trials.hands_over:
                 raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
             left = unstarted | _left_by_others(trials.taken, results_store, progress, on_filed)

@@ -13,7 +13,7 @@ from mlmclm.seeds import STREAMS, Seed, read_seed
 from mlmclm.sweeps.learning_rates import without_duplicates
 
 MOST_SEEDS = 10_000
-"""The most seeds that a number stands for."""
+"""The largest number of seeds that a file may give in place of a list."""
 
 
 def seed_product(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The places that a sweep may keep on a cluster that other jobs use too.
+"""The places (room for one worker each) that a sweep may keep on a cluster that other jobs use too.
 
-The rule for sharing: where another job has waited for a place for a minute and has at least two places fewer, or none, a sweep
-ends workers between two trainings until both have equally many. They take turns at a single place. Priorities are the cluster's: those
-of Ray's jobs, Kueue or Slurm.
+The rule for sharing: if another job has waited for a place for a minute and has none, or at least two fewer than the sweep, the
+sweep ends workers between two trainings until both jobs have equally many. Two jobs take turns at a single place. Priorities are
+left to the cluster: to Ray's jobs, Kueue or Slurm.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from mlmclm.cluster.placement import Cluster, PlacementGroup, Resources, most_pl
 from mlmclm.progress import repeated
 
 SECONDS_BETWEEN_LOOKS = 5.0
-"""Each look at the placement groups of all trials costs the driver about a tenth of a millisecond a trial."""
+"""Seconds between two looks at the placement groups of all trials; a look takes the driver about 0.1 ms per trial."""
 SECONDS_OF_WAITING = 60.0
 """How long another job must wait for a place until a sweep ends workers for it."""
 
 
 def shared_with(jobs: Mapping[str, Sequence[PlacementGroup]], me: str, bundle: Resources) -> float:
-    """Return how many workers a sweep may keep beside other jobs that wait for places.
+    """Return how many workers a sweep may keep beside other jobs that wait for places; infinity for no limit.
 
     Args:
         jobs: the placement groups of each job, by its id.
-        me: the sweep's own job.
-        bundle: the resources of one of its workers. Jobs that need others, too, are no better off without it.
+        me: the id of the sweep's job.
+        bundle: the resources of one of its workers. Jobs that also need other kinds are ignored: its place is of no use to them.
     """
     held = {job: sum(not group.waiting for group in groups) for job, groups in jobs.items()}
     workers, kinds = held.get(me, 0), {kind for kind, amount in bundle.items() if amount}
@@ -44,11 +44,11 @@ def shared_with(jobs: Mapping[str, Sequence[PlacementGroup]], me: str, bundle: R
 
 
 class SharedCluster:
-    """A sweep's cluster.
+    """A cluster that a sweep shares with other jobs.
 
     Args:
         bundle: the resources of a worker.
-        view: looks at the cluster.
+        view: returns the present state of the cluster.
 
     Attributes:
         most: the most workers that the sweep may have now beside other jobs.
@@ -83,5 +83,5 @@ class SharedCluster:
         elif self._since is None:
             self._since = now
         elif now - self._since >= SECONDS_OF_WAITING:
-            # What becomes free takes some seconds to be given to the other job, so the next look counts anew.
+            # The other job gets a place some seconds after it becomes free, so its minute of waiting begins anew.
             self._since, self.most = now, most

@@ -33,7 +33,7 @@ class NamedProtocol(Protocol):
 
 
 def _as_accepted(schema: dict[str, Any]) -> None:
-    """Make learning rates and seeds optional in a space's JSON Schema where a named protocol may bring them."""
+    """Make learning rates and seeds optional in a space's JSON Schema where a named protocol may provide them."""
     schema["required"] = ["tasks", "protocol"]
     named = {"properties": {"protocol": {"anyOf": [{"type": "string"}, {"required": ["base"]}]}}}
     schema["anyOf"] = [{"required": ["learning_rates", "seeds"]}, named]
@@ -54,22 +54,22 @@ class Space(TaskProtocols):
     learning_rates: Annotated[LearningRates, Role.CHOICE]
     """Peak learning rates to try, the same for all models and tasks.
 
-    With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, a task on which the best rate of any model is the lowest or
-    the highest gets the next one on that side for all models, by the list's own step, until the best rates of all lie inside; at
-    most 3 at each end, or as many as `extend` says. Without `values`, the list is that of the named protocol."""
+    With `{values: [1.0e-3, 2.0e-3, 4.0e-3], extend: true}`, while the best rate of any model on a task is the lowest or the
+    highest, the sweep adds the next rate on that side for all models on this task, by the step of the list. It adds at most 3 at
+    each end, or as many as the number `extend`. Without `values`, the list is that of the named protocol."""
     seeds: Annotated[SeedList, Role.CHOICE]
     """Seeds: one number for a cell's three random streams, or a mapping with a number for each.
 
     A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    A number of seeds, `7`, stands for 0 to 6. `--dry-run` says how many a difference takes to be found."""
+    A number of seeds, `7`, stands for 0 to 6. `--dry-run` shows how many seeds it takes to find a difference."""
     noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
     """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` uses it in place of
-    that of results."""
+    the noise of results."""
     protocol: Annotated[Protocol, described_as(str | NamedProtocol | Protocol), Role.WEIGHTS, Enters.INDIRECTLY]
     """How cells are fine-tuned, in one of three forms: a mapping of settings; the name of a packaged protocol or the path
     of a protocol file (relative to the space's file, else to the working directory); or a mapping with such a name as
-    `base` and the settings to change. A named protocol brings its learning rates and seeds if the space has none."""
+    `base` and the settings to change. A named protocol's learning rates and seeds are used if the space has none."""
     per_model: Annotated[dict[str, Changes], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
     """Model -> settings in place of the protocol's and of the task's own: `{big: {batch_size: 8}}`."""
     cpus_per_cell: Annotated[float, Role.WORK] = Field(default=1, gt=0)
@@ -77,7 +77,7 @@ class Space(TaskProtocols):
     gpus_per_cell: Annotated[float | None, Role.WORK] = Field(default=None, ge=0)
     """GPUs that a running cell reserves.
 
-    A fraction lets several cells share a GPU: four with 0.25. They then share its memory too, without any guard. With 0,
+    A fraction lets several cells share a GPU: four with 0.25. They then share its memory too, and no cell's part is limited. With 0,
     cells run on CPUs. By default a cell has a GPU if the recipe's `device` says so; with `auto`, if the cluster has any or
     can get any."""
     max_concurrent: Annotated[int | None, Role.WORK] = Field(default=None, ge=1)
@@ -137,7 +137,7 @@ class Space(TaskProtocols):
         return widest - self.cells_of(task)
 
     def for_model(self, model: str) -> Space:
-        """Return the space for one model, whose overrides it applies to all tasks.
+        """Return the space for one model, with the model's overrides applied to all tasks.
 
         Raises:
             UserError: an override has a key that a protocol doesn't have, or a value that isn't allowed.
@@ -155,7 +155,7 @@ class Space(TaskProtocols):
         """Refuse overrides for models that a sweep doesn't have.
 
         Raises:
-            UserError: the message has the nearest name.
+            UserError: there are such overrides; the message has the nearest name.
         """
         allowed = list(models)
         for model in self.per_model:
@@ -167,7 +167,7 @@ class Space(TaskProtocols):
         return {name: value for name, value in self.protocol.identity().items() if name not in self.grid}
 
     def axes(self) -> dict[str, list[Any]]:
-        """Return the grid's axes and values, for display: `weight_decay`, or `qnli: epochs` for one task's own."""
+        """Return the grid's axes and values, for display: `weight_decay`, or `qnli: epochs` for an axis of one task."""
         per_task = {
             f"{task}: {axis}": list(values) for task, axes in self.task_grids.items() for axis, values in axes.items()
         }
@@ -205,9 +205,9 @@ def find_space(
 
     Args:
         tasks: tasks to use in place of the space's own; settings for other tasks are then dropped.
-        beside: the folder of the study file that names it; paths are looked up there first.
+        beside: the folder of the study file that names the space; paths are looked up there first.
         seeds: seeds to use in place of the space's own.
-        per_task: that file's own overrides, which take precedence over the space's.
+        per_task: the study file's overrides, which take precedence over the space's.
         per_model: the same for models.
 
     Raises:
@@ -228,7 +228,7 @@ def find_space(
     if tasks is not None:
         values["tasks"] = list(tasks)
         for key in ("per_task", "task_grids", "start_from", "noise"):
-            if values.get(key):  # an empty one takes the place of the protocol's
+            if values.get(key):  # an empty one stays, because it replaces the protocol's
                 values[key] = {task: changes for task, changes in values[key].items() if task in tasks}
     for key, overrides in (("per_task", per_task or {}), ("per_model", per_model or {})):
         base = values.get(key) or {}

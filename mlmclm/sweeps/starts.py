@@ -28,8 +28,8 @@ from mlmclm.tasks.declaration import Task
 Extend = Callable[
     [Sequence[Mapping[tuple[float, Seed], Mapping[str, Any]]], Sequence[Seed]], tuple[Collection[float], int]
 ]
-"""Function from the results of one (task, setting), for each model by learning rate and seed, and from its seeds, to the rates
-that they add to the space's list, and the most rates that may still be added."""
+"""Function of the results and the seeds of one task and setting; each model's results are by learning rate and seed. It returns
+the rates that these results add to the space's list, and the most rates that later results may add."""
 
 
 class KeptWeights(ResultsStore):
@@ -38,7 +38,7 @@ class KeptWeights(ResultsStore):
     part = "tuned"
 
     def __init__(self, store: Path) -> None:
-        super().__init__(store, root=store)  # weights stay in the store, wherever results are
+        super().__init__(store, root=store)  # weights stay in the store's folder, even if results are at an address
 
     def artifact(self, key: str) -> Artifact:
         return KeptEncoder(self.store, key)
@@ -57,7 +57,7 @@ class Planned:
     waiting: dict[str, int] = field(default_factory=dict)
     """Task -> number of cells that wait for its best cell; until it is chosen they have no key."""
     blocked: dict[str, int] = field(default_factory=dict)
-    """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all cells there diverged."""
+    """Model and task (`m/mnli`) -> number of cells with nothing to start from, because all of that model's cells on that task diverged."""
     to_come: int = 0
     """The most cells that later results may add, at further learning rates."""
 
@@ -105,15 +105,15 @@ def plan_cells(
 
     Args:
         grids: that of each model, at least one. Their spaces have the same tasks, learning rates, seeds and starts.
-        extend: which rates a space that extends its learning rates asks for beside its list; None for no others.
-        absent: whether there are models beside these whose cells cannot be planned yet. No rates are added before they are.
+        extend: returns the rates that results add to the space's list; None if the space adds none.
+        absent: whether the sweep has further models, whose cells cannot be planned yet. Until they are, no rates are added.
     """
     space = grids[0].space
 
     def planned(
         starts: Mapping[tuple[str, str], Start] = MappingProxyType({}), waits: Collection[str] = ()
     ) -> tuple[list[Cell], Counter[str]]:
-        """Return the cells with these starts, and the most that results may add per task; in tasks of `waits`, models lack cells."""
+        """Return the cells with these starts, and the most that results may add per task; on tasks of `waits`, some cells are unplanned."""
         rates = space.learning_rates
         if extend is None:
             return results_store.as_filed([cell for grid in grids for cell in grid.cells(starts, rates)]), Counter()
@@ -160,8 +160,8 @@ def _extended(
     """Return the cells at the listed rates and at those that the present results add, and the most that later results may add per task.
 
     Args:
-        cells: those at all rates that may be asked for.
-        waits: tasks on which there will be cells of other models.
+        cells: those at the listed rates and at all that may ever be added.
+        waits: tasks on which cells of some models are not planned yet.
     """
     filed = {(result["model"], result["key"]): result for result in results_store.results(cells)}
     groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
@@ -175,7 +175,7 @@ def _extended(
             if result is not None:
                 results[cell.model][cell.learning_rate, Seeds.of(cell.seed)] = result
         seeds = list(dict.fromkeys(Seeds.of(cell.seed) for cell in group))
-        # A model whose cells are still to come is one without results.
+        # A model whose cells are not planned yet counts as one without results.
         added, more = extend([*results.values(), *([{}] if task in waits else [])], seeds)
         kept |= {(cell.model, cell_key(cell)) for cell in group if cell.learning_rate in {*listed, *added}}
         to_come[task] += more * len(seeds) * len(results)

@@ -25,7 +25,7 @@ STATUSES = ("ok", "diverged", "damaged", "running", "failed", "missing")
 AGAIN = ("damaged", "diverged")
 """Statuses whose results can be chosen to be computed again; any other result is chosen by its key."""
 RATE_SECONDS = 3600.0
-"""The time before the last result over which the rate is computed."""
+"""Length in seconds of the window, up to the last result, over which the rate is computed."""
 READ_AT_ONCE = 500
 """Results that are read at once, from an object store in parallel, before unneeded parts are dropped."""
 KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
@@ -34,7 +34,7 @@ KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
 
 @dataclass(frozen=True)
 class CellState:
-    """A cell and its state, one of `STATUSES`: at most one of `result`, `damage`, `holder` and `failure` is there."""
+    """A cell and its state, one of `STATUSES`: at most one of `result`, `damage`, `holder` and `failure` is set."""
 
     cell: ListedCell
     status: str
@@ -116,7 +116,7 @@ class SweepStatus:
 
     @cached_property
     def rate(self) -> float | None:
-        """Results per second since the sweep was last started, of the last hour at most; None while unknown."""
+        """Results per second since the sweep was last started, over at most the last hour of results; None while unknown."""
         costs = {state.cell.key: state.result["cost"] or {} for state in self.states if state.result is not None}
         finished = (_instant(cost.get("finished")) for cost in costs.values())
         return rate(finished, since=_instant(self.manifest.planned))
@@ -134,7 +134,7 @@ class SweepStatus:
     def chosen(
         self, models: Collection[str] = (), tasks: Collection[str] = (), statuses: Collection[str] = ()
     ) -> list[CellState]:
-        """Return the states of these models, tasks and statuses, each all if empty; a `UserError` names an unknown value."""
+        """Return the states of these models, tasks and statuses (empty for all); raise a `UserError` for an unknown value."""
         filters = {
             "model": (models, dict.fromkeys(state.cell.model for state in self.states)),
             "task": (tasks, dict.fromkeys(state.cell.task for state in self.states)),

@@ -26,7 +26,7 @@ class SweepOptions:
         cpus_per_cell, gpus_per_cell, max_concurrent, retries, time_limit: as in `Space`.
         device: decides on GPUs if `gpus_per_cell` is None (`placement.choose_device`).
         wait_for_nodes: seconds for which the cluster may have no node for a worker.
-        session: opens a Ray session, and is used only if something is missing; it must leave Ray initialised.
+        session: opens a Ray session, and is used only if a result is missing; it must leave Ray initialised.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of the cells.
         progress: whether to show progress: a bar on a terminal, else lines.

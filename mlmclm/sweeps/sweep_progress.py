@@ -14,7 +14,7 @@ from mlmclm.progress import Bar, console, say
 from mlmclm.sweeps.table import SweepTable
 
 SECONDS_BETWEEN_UPDATES = 0.5
-"""Interval in which the bar and the exported counts follow: a driver of many workers has thousands of events a second."""
+"""Shortest interval between updates of the bar and the exported counts: a driver of many workers has thousands of events a second."""
 
 
 class SweepProgress:
@@ -89,7 +89,7 @@ class SweepProgress:
             self.note(line)
 
     def finished(self, cell: Cell, status: str, seconds: float | None = None) -> None:
-        """Note that a started cell is over: `ok`, `diverged`, `reused` or `failed`; with its time if computed here."""
+        """Note that a started cell is over (`ok`, `diverged`, `reused` or `failed`); `seconds` is its time if computed here."""
         task = cell.task
         self._table.stopped(cell, failed=status == "failed")
         self._running[task] -= 1

@@ -1,7 +1,7 @@
 """The trials of a sweep, as Ray Tune asks for them: what is computed next, what failed, and what must end.
 
-`SweepTrials` knows nothing of Tune's classes but what its hooks (`tune_hooks`) tell it: the searcher asks for configs, the callback
-reports, and the scheduler withdraws trials that there is no room for.
+`SweepTrials` uses none of Tune's classes. Tune's hooks (`tune_hooks`) call it: the searcher asks it for configs, the callback
+reports to it, and the scheduler withdraws trials that there is no room for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAITING_TRIALS = 8
 MOST_FAILED_STARTS = 10
 """Actors that fail to start before the sweep gives up, unless a cell ends in between."""
 TIMES_THE_LONGEST, SECONDS_UNTIL_HUNG = 10.0, 600.0
-"""A cell hangs if it takes this many times as long as the longest one of its task so far, and at least so long."""
+"""A cell counts as hung if it takes this many times as long as the longest one of its task so far, and at least these seconds."""
 
 
 def trials_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
@@ -54,8 +54,8 @@ def trials_to_ask_for(cluster: Cluster, bundle: Resources) -> int:
 def in_order(trainings: Collection[Training]) -> list[Training]:
     """Return trainings in the order in which trials take them.
 
-    Those of a model come together, because an actor keeps one model's weights, and the models with the most work first. Within a
-    model the longest come first, so that none of them is left alone at the end; equally long ones keep their order.
+    Those of a model follow each other, because an actor keeps one model's weights. Models with the most work come first. Within a
+    model the longest trainings come first, so that none of them is left alone at the end; equally long ones keep their order.
     """
     work: dict[str, float] = defaultdict(float)
     for training in trainings:
@@ -70,10 +70,10 @@ class _Asked:
 
     Attributes:
         since: when it began the first of them, on the monotonic clock; None if it has not.
-        lost: seconds for which storage had not answered until then.
-        ahead: whether its trainings are the next of those that wait; a trial beyond the known places takes the last one.
-        ended: why this sweep has ended it.
-        notice: that it waits for storage, in words; empty if it does not.
+        lost: seconds for which storage had not answered in this sweep by then.
+        ahead: whether its trainings were the first of the queue; a trial beyond the known places takes the last one of it.
+        ended: why this sweep has ended it; None if it has not.
+        notice: message that it waits for storage; empty if it does not.
     """
 
     trainings: list[Training]
@@ -178,7 +178,7 @@ class SweepTrials:
 
     @property
     def over(self) -> bool:
-        """Whether no further trial begins: after a fault, if the sweep loses its places, or once no cells are left that could come back."""
+        """Whether no further trial begins: after a fault, if the sweep loses its places, or once no training waits or is in a trial."""
         return self.fault or self.hands_over or not (self._waiting or self._asked)
 
     def next(self, trial_id: str) -> SweepTrial | None:
@@ -228,7 +228,7 @@ class SweepTrials:
         self.keeping_errors(lambda: self._report(training, result))
 
     def ended(self, trial_id: str, error: Exception | None = None, node: str = "") -> None:
-        """Handle the end of a trial, by an error on this node if any, and put back the trainings on which it has not reported."""
+        """Handle the end of a trial, with its error and node if it failed, and put back the trainings on which it has not reported."""
         asked = self._asked.pop(trial_id, None)
         if asked is None or not asked.trainings:
             return
@@ -287,7 +287,7 @@ class SweepTrials:
                 self.keeping_errors(check)
 
     def _look_at_trials(self) -> None:
-        """End trials that hang or are over the time limit, and the experiment if it has too many of them or no node."""
+        """End trials that hang or are over the time limit, and the experiment if more have run at once than there is room for, or no node is left."""
         now, lost = time.monotonic(), self._lost()
         for name, asked in self._asked.items():
             if asked.since is None:

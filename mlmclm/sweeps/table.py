@@ -1,4 +1,4 @@
-"""Live table of a sweep, models down and tasks across; logs get a line for each finished pair instead."""
+"""Live table of a sweep, models as rows and tasks as columns; logs get a line for each finished pair of the two instead."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Pair:
 class SweepTable:
     """The present state of all cells of a sweep; a rich renderable that fits the terminal on which it is drawn.
 
-    Scores are those of the validation split, on which learning rates are chosen. Test scores wait for the report.
+    Scores are those of the validation split, on which learning rates are chosen. Test scores are shown only in the report.
     """
 
     def __init__(self, cells: Iterable[AnyCell]) -> None:
@@ -70,7 +70,7 @@ class SweepTable:
         """Name of a running cell -> its start and its worker."""
 
     def started(self, cell: AnyCell, worker: str = "", *, seconds: float = 0.0) -> None:
-        """Note that a worker, of this name if it is known, has taken the cell, so many seconds ago."""
+        """Note that a worker began the cell `seconds` ago; its name is empty if unknown."""
         self._pairs[cell.model, cell.task].running += 1
         self._running[cell_name(cell)] = time.monotonic() - seconds, worker
 

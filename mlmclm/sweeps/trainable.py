@@ -1,6 +1,6 @@
-"""The Ray Tune trainable: fine-tunes cells and files their results itself, in a sweep and in a Tuner of one's own.
+"""The Ray Tune trainable: fine-tunes cells and files their results itself, in a sweep and in a user's own Tuner.
 
-The driver imports this module too, so transformers' models are imported in the workers only.
+The driver imports this module too, so transformers' models are imported only in methods that workers call.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from mlmclm.sweeps.trial import (
 )
 
 SECONDS_BETWEEN_SIGNS = 5.0
-"""How long a trial of a sweep waits for storage before it reports so, again and again."""
+"""Seconds between the reports of a trial that it waits for storage."""
 RAY_PROCESS = "ray::"
-"""Beginning of the titles by which Ray's commands know the processes of workers."""
+"""Beginning of process titles, by which Ray's commands recognise workers."""
 
 Answer = TypeVar("Answer")
 
@@ -113,7 +113,7 @@ class Finetune(tune.Trainable):
         return {"config": _plain(self.config), "reports": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Train again up to where a trial of this config was, with the next step.
+        """With the next step, train again up to the report that a trial of this config had reached.
 
         Raises:
             UserError: the checkpoint is another config's.
@@ -127,7 +127,7 @@ class Finetune(tune.Trainable):
         self._reports = self._trial(self._reported)
 
     def _trial(self, skipped: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the reports of the trial, without the first `skipped` ones, but always its last one."""
+        """Yield the trial's reports after the first `skipped` ones, and the last report in any case."""
         trial: SweepTrial = trial_source(self.config).trial(self.config)
         self._store, self._data_root = trial.store, trial.data_root
         self._results_store = ResultsStore(trial.store)
@@ -160,7 +160,7 @@ class Finetune(tune.Trainable):
         """
         try:
             self._get_ready(training, trial.seen)
-            began = time.perf_counter()  # what is done once for all cells of a model tells nothing of the next ones
+            began = time.perf_counter()  # work done once for all cells of a model is not this cell's time
             outcomes, results = yield from self._run(training, failures)
             seconds = time.perf_counter() - began
             precision = training.first.protocol.precision
@@ -307,7 +307,7 @@ class Finetune(tune.Trainable):
                         report = _place(training, entry["step"]) | scores | {"validation": _named(entry["validation"])}
                         yield {**report, "training_iteration": math.ceil(entry["step"] / every)}
         last = _on_results(training, {key: results_store.filed(key) for key in training.keys}, computed)
-        # Counted from the step: the only report on a recorded result is then as old as if it had been computed now.
+        # Computed from the step, so that a result found in the store is reported with the iteration of one that is computed now.
         yield {**last, "training_iteration": math.ceil(last["step"] / every), "done": True}
 
     def _ensure_source(self, trial: SweepTrial) -> None:
@@ -377,7 +377,7 @@ def _named(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _name(metric: str) -> str:
-    """Return a metric's name as every logger takes it; MLflow refuses @."""
+    """Return a metric's name in a form that every logger accepts; MLflow refuses @."""
     return metric.replace("@", "_at_")
 
 

@@ -74,7 +74,7 @@ def work_of(task: PreparedTask, protocol: Protocol) -> tuple[float, float]:
 
 
 def with_trainings(cells: Iterable[Cell], tasks: Mapping[str, PreparedTask]) -> list[Cell]:
-    """Return the cells with the work and the sharing of their training, from the prepared data of their tasks."""
+    """Return the cells with `work` and `training_data` (by which they share a training) set from their tasks' prepared data."""
 
     @cache
     def work(task: str, protocol: Protocol) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Trials of a sweep: which cells each computes, and what it needs to know for that."""
+"""Trials of a sweep: which cells each computes, and what it needs for that."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SWEEP = "sweep"
 WAITING, COMPUTED, REUSED = "waiting", "computed", "reused"
 USER_ERROR, ENVIRONMENT_FAULT = "user error", "environment fault"
 STORAGE_FAULT = "storage fault"
-"""Outcome if the results' place has not answered for too long: no cell is at fault, and what is computed is kept."""
+"""Outcome if the storage of the results has not answered for too long: no cell is at fault, and computed results are kept."""
 TAKEN = "taken"
 """Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
 SECONDS_OF_A_TRIAL, SECONDS_A_PLACE = 5.0, 0.05
-"""Shortest trial where cells are short, and how much longer it is for each trial that runs at the same time: starting and reporting
-a trial costs the driver some hundredths of a second."""
+"""A trial of short cells gets several: enough for the first number of seconds, or for the second number times the trials that run
+at once, if that is more. Starting and reporting a trial costs the driver some hundredths of a second."""
 
 
 def seeds_together(seconds: float | None, waiting: int, places: int) -> int:
-    """Return the most trainings that differ in their seed alone that a trial computes, at least 1.
+    """Return how many trainings that differ in their seed alone a trial computes, at least 1.
 
     Args:
-        seconds: of one of them, as far as is known.
+        seconds: the time of one of them; None if unknown.
         waiting: trainings of the sweep that no trial has yet.
         places: trials that run at once; the last trainings are shared equally among them.
     """

@@ -40,7 +40,7 @@ class CellSearch(Searcher):
         return Searcher.FINISHED if self._trials.over else None
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Do nothing: the callback is told more."""
+        """Do nothing: the callback gets more details."""
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the store has every result."""
@@ -53,8 +53,8 @@ class SweepScheduler(FIFOScheduler, tune.Stopper):
     """Runs trials in their order, withdraws those that wait for a place where there is no room for them any more, and ends the
     experiment once a fault would make every further cell fail.
 
-    Tune gives a free actor to a trial whose own actor is still starting, and removes that one. If cells are short, one actor would
-    then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
+    Tune gives a free actor to a trial whose own actor is still starting, and removes the starting one. If cells are short, one
+    actor would then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
     """
 
     def __init__(self, trials: SweepTrials) -> None:
@@ -73,7 +73,7 @@ class SweepScheduler(FIFOScheduler, tune.Stopper):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return a trial that has asked for no actor yet.
 
-        End trials that hang or take too long, and withdraw the last ones that wait if there are more than there may be.
+        End trials that hang or take too long, and withdraw the last ones that wait if there are more than `SweepTrials.most`.
         """
         while self._trials.to_end:
             name = self._trials.to_end.pop()
@@ -128,7 +128,7 @@ class SweepCallback(TrialProgressCallback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        # Tune keeps what is left in a report.
+        # Tune keeps every report in memory, so the results are taken out of it.
         self._trials.reported(trial.trial_id, {**result, "results": result.pop("results", ())})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -136,7 +136,7 @@ class SweepCallback(TrialProgressCallback):
         self._trials.ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Without a report this is what Ray knows of the actor.
+        # Before a trial's first report, `last_result` has what Ray knows of its actor, such as the host.
         self._trials.ended(trial.trial_id, error_of(trial), trial.last_result.get("hostname", ""))
 
     def log_result(self, *args: Any, **options: Any) -> None:
