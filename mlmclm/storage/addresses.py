@@ -1,9 +1,9 @@
-"""Stores at an address: the object store has everything, and a folder of this machine is where it is worked on.
+"""Stores at an address: the object store has all files, and a folder of this machine has the copies that are worked on.
 
-The name of that folder spells the address, so a process that has a path of the store knows the address, too, on every
-node of a cluster: `~/.cache/mlmclm/stores/s3++bucket+prefix/states/KEY` stands for `s3://bucket/prefix/states/KEY`.
+The folder's name spells the address, so every process, on any node of a cluster, can derive the address from a path:
+`~/.cache/mlmclm/stores/s3++bucket+prefix/states/KEY` is the copy of `s3://bucket/prefix/states/KEY`.
 
-Finished folders and files are sent there when they are made, and brought when they are used:
+Finished folders and files are uploaded when they are made, and fetched when they are used:
 
 PART/KEY/manifest.json     size and SHA-256 of each file by its name, with its own checksum; written last
     PART/KEY/objects/SHA256    the content of one or several of these files
@@ -46,7 +46,7 @@ PARTED, SLASH = "++", "+"
 """How a folder's name spells :// and / of an address."""
 MANIFEST, OBJECTS = "manifest.json", "objects"
 ATTEMPTS = 3
-"""How often a file is fetched whose content is not what was sent, before it counts as damaged."""
+"""How often a file is fetched before it counts as damaged, if its content differs from what was sent."""
 
 
 def local_store(given: str | Path) -> Path:
@@ -75,7 +75,7 @@ def local_store(given: str | Path) -> Path:
 
 
 def address_of(path: Path) -> ObjectPath | None:
-    """Return the address that a path of a store stands for; None for a store that is a folder and nothing else."""
+    """Return the address of which a path is the copy; None if the path is in a store without an address."""
     return _address(str(path))
 
 
@@ -99,8 +99,8 @@ def send(folder: Path, names: Iterable[str] | None = None, *, to: Path | None = 
     """Upload a finished folder, and its manifest last.
 
     Args:
-        names: the files of it to send, by their paths in it; by default all but hidden ones.
-        to: the path in the store under which it is kept; by default its own.
+        names: the folder's files to send, by their paths in it; by default all but hidden ones.
+        to: the path in the store under which the folder is kept; by default its own path.
 
     Raises:
         StorageFault: the object store has not answered for too long, or refuses a request.
@@ -134,13 +134,13 @@ def complete_upload(files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
 
 
 def fetch_folder(folder: Path, *, of: Path | None = None) -> bool:
-    """Fetch a folder that this machine doesn't have; return whether there is one.
+    """Fetch a folder that this machine doesn't have; return whether an intact one was fetched.
 
-    The caller has checked that the folder is not here. One process of the machine fetches it, and it appears whole. A
+    The caller has checked that the folder is not here. One process of the machine fetches it, and it appears complete. A
     folder whose objects are missing or damaged is reported, and its manifest is deleted.
 
     Args:
-        of: the path in the store under which it is kept; by default its own.
+        of: the path in the store under which the folder is kept; by default its own path.
 
     Raises:
         StorageFault: the object store has not answered for too long, or refuses a request.
@@ -195,7 +195,7 @@ def _fetch(objects: ObjectPath, files: dict[str, Any], folder: Path) -> None:
         if not folder.exists():
             temporary.rename(folder)
             return
-        # A state's folder may be here with the exported model only. Its file of checksums gets its name last.
+        # A checkpoint's folder may be here with the exported model only. The file of checksums, which marks it as complete, comes last.
         for name in sorted(wanted, key=lambda name: name == CHECKSUMS):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).replace(folder / name)
@@ -224,7 +224,7 @@ def discard(folder: Path) -> None:
 
 
 def names_at(folder: Path, depth: int = 1) -> Iterator[Path]:
-    """Yield the paths of the folders so many levels below `folder` that are complete at the address."""
+    """Yield the paths of the folders `depth` levels below `folder` that are complete at the address."""
     address = address_of(folder)
     if address is not None:
         for path in address.iterdir():
@@ -234,7 +234,7 @@ def names_at(folder: Path, depth: int = 1) -> Iterator[Path]:
 
 
 def send_files(folder: Path) -> None:
-    """Upload the files of a folder that change, each under its own name, without hidden ones and the subfolder `models`."""
+    """Upload a folder's files, which may change later, under their own names, except hidden ones and the subfolder `models`."""
     address = address_of(folder)
     if address is not None:
         for path in sorted(folder.rglob("*")):
@@ -246,7 +246,7 @@ def send_files(folder: Path) -> None:
 def bring_files(folder: Path) -> None:
     """Fetch the files of the folders in `folder` that `send_files` has sent, in place of this machine's.
 
-    A folder that a process of this machine is working on, which holds its lock, is left alone.
+    A folder is left alone while a process of this machine works on it and holds its lock.
     """
     address = address_of(folder)
     if address is not None:
@@ -266,7 +266,7 @@ def send_file(path: Path) -> None:
 
 
 def is_local(path: Path) -> bool:
-    """Return whether there is a small file, after fetching it if this machine doesn't have it."""
+    """Return whether a small file exists, after fetching it if this machine doesn't have it."""
     address = None if path.is_file() else address_of(path)
     if address is not None:
         with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """Arrow files, as `Dataset.save_to_disk` writes them, in Arrow's stream or file format.
 
-The size of an Arrow file bounds what is read of it, unless it is compressed, or its columns repeat stored values
-(dictionaries, views). Such files are refused.
+The size of an Arrow file bounds the memory that its content takes, unless it is compressed, or its columns repeat
+stored values (dictionaries, views). Such files are refused.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
     content = metadata.to_pybytes()
 
     def field(table: int, number: int) -> int:
-        """Return the place of a field, relative to its table; 0 if it isn't there."""
+        """Return the offset of a field from its table; 0 if the table lacks it."""
         (back,) = struct.unpack_from("<i", content, table)
         (size,) = struct.unpack_from("<H", content, table - back)
         place = 4 + 2 * number

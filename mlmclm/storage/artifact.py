@@ -1,8 +1,8 @@
-"""Artifacts: everything that a store keeps under a key is found, made, checked and set aside in one way.
+"""Artifacts: the things that a store keeps under keys, all found, made, checked and set aside in the same way.
 
 A kind of artifact is a subclass of `Artifact`, in the package that makes it. Its key is a hash of everything that the
-content depends on, so what is there under a key is never made again. A subclass says where its artifacts lie, what
-makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
+content depends on, so an artifact that exists is never made again. A subclass defines where its artifacts lie,
+what makes a damaged one again, and what one was made from. Most are folders (`FolderArtifact`); results are files on a disk
 or an object store (`sweeps.results_store.StoredResult`), and a corpus is made shard by shard.
 """
 
@@ -49,7 +49,7 @@ class Artifact(ABC):
 
     Attributes:
         kind: its name in what `mlmclm store` and `mlmclm store why` print.
-        part: folder of the store that holds the artifacts of this kind; leases begin with it.
+        part: folder of the store that holds the artifacts of this kind; names of leases begin with it.
         again: what makes a damaged one again, to complete "To make it again: ".
         makes: what a process that holds its lease does, to complete "waiting for process 12 on HOST, which ... it".
     """
@@ -65,11 +65,11 @@ class Artifact(ABC):
     @classmethod
     @abstractmethod
     def all(cls, store: Path) -> Iterator[Self]:
-        """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
+        """Yield the artifacts of this kind in a store, in the order of their keys, intact or damaged."""
 
     @abstractmethod
     def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact.
+        """Return what is wrong with it, or None if it exists and is intact.
 
         Args:
             read: whether to read all files and compare checksums. Otherwise only sizes are compared, which takes no time.
@@ -94,7 +94,7 @@ class Artifact(ABC):
 
     @property
     def leases(self) -> Leases:
-        """The leases of the store, which its own is one of."""
+        """The leases of the store, among them that of this artifact."""
         return leases_of(self.store)
 
     def leased(
@@ -103,8 +103,8 @@ class Artifact(ABC):
         """Hold the lease for the duration of the block, after waiting for any other holder.
 
         Args:
-            there: whether the lease isn't needed, because the artifact has been made meanwhile.
-            title: what it is, for the message that another process is waited for.
+            there: returns whether the artifact has been made meanwhile, so that no lease is needed.
+            title: the artifact's name in the message that another process is waited for; by default its key.
         """
 
         def waiting(holder: str) -> None:
@@ -118,9 +118,9 @@ class Artifact(ABC):
 
 
 class FolderArtifact(Artifact):
-    """A folder of the store under a key. It appears whole, with the checksums of its files in `checksums.json`.
+    """A folder of the store under a key. It appears complete, with the checksums of its files in `checksums.json`.
 
-    In a store at an address it is sent there when it is finished, and brought when it is asked for.
+    In a store at an address, the folder is uploaded when it is finished, and fetched when it is asked for.
 
     Attributes:
         remade: what happens to a damaged one, to complete "It is kept as KEY.damaged and ".
@@ -132,7 +132,7 @@ class FolderArtifact(Artifact):
 
     @classmethod
     def all(cls, store: Path) -> Iterator[Self]:
-        """Yield the artifacts of this kind in a store, in the order of their keys, whole or damaged."""
+        """Yield the artifacts of this kind in a store, in the order of their keys, intact or damaged."""
         sent = {folder.name for folder in names_at(store / cls.part) if KEY.fullmatch(folder.name)}
         for key in sorted(sent | {folder.name for folder in folders_in(store / cls.part)}):
             yield cls(store, key).brought()
@@ -143,7 +143,7 @@ class FolderArtifact(Artifact):
         return self.store / self.part / self.key
 
     def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact; see `Artifact.damage`."""
+        """Return what is wrong with it, or None if it exists and is intact; see `Artifact.damage`."""
         return damage(self.brought().folder, read=read)
 
     def files(self) -> Iterator[Piece]:
@@ -160,7 +160,7 @@ class FolderArtifact(Artifact):
         return (self.folder / self.mark).is_file() or fetch_folder(self.folder)
 
     def brought(self) -> Self:
-        """Return it, after fetching it if need be (`is_here`)."""
+        """Return this artifact, after fetching it if need be (`is_here`)."""
         self.is_here()
         return self
 
@@ -169,11 +169,11 @@ class FolderArtifact(Artifact):
         send(self.folder)
 
     def find(self, *, read: bool = True, title: str | None = None) -> bool:
-        """Return whether it is there and intact. A damaged one is set aside, which is reported, and counts as none.
+        """Return whether it exists and is intact. A damaged one is reported and set aside, and counts as missing.
 
         Args:
             read: as in `damage`.
-            title: what it is, for the messages; by default its folder.
+            title: the artifact's name in messages; by default its folder.
         """
         if self.brought().folder.is_dir() and self.damage(read=read) is not None:
             with self.leased(title=title or str(self.folder)):
@@ -181,12 +181,12 @@ class FolderArtifact(Artifact):
         return self.brought().folder.is_dir()
 
     def ensure(self, make: Callable[[Path], None], *, read: bool = True, title: str | None = None) -> Path:
-        """Return its folder, which is made if it isn't there or is damaged, while no other process makes it.
+        """Return its folder. If it is missing or damaged, make it first, while this process holds the lease.
 
         Args:
             make: writes the files into the folder that it is given.
             read: as in `damage`.
-            title: what it is, for the message that another process is waited for; by default its folder.
+            title: the artifact's name in the message that another process is waited for; by default its folder.
 
         Raises:
             EnvironmentFault: the disk is full or not writable. Whatever `make` raises is passed on.
@@ -218,7 +218,7 @@ class FolderArtifact(Artifact):
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders that are named by a key, sorted; others are set aside, unfinished, or no artifact's."""
+    """Return the folders that are named by a key, sorted; other folders are set aside, unfinished, or no artifacts."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if KEY.fullmatch(path.name) and path.is_dir())

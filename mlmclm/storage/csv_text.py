@@ -17,7 +17,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", MARK)
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a value as in a CSV file; only texts change."""
+    """Return a value as it is written to a CSV file; only texts change."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -33,7 +33,7 @@ def csv_text(frame: pd.DataFrame) -> str:
         str(name): column.map(safe_cell) for name, column in frame.items() if column.dtype.kind == "O"
     }
     safe = frame.assign(**texts).rename(columns=safe_cell)
-    # Other programs end a line at a carriage return, for which the writer's own rule does not quote.
+    # Other programs end a line at a carriage return, but by default the writer does not quote a text because of one.
     cells = chain(safe.columns, *texts.values())
     returns = any(isinstance(value, str) and "\r" in value for value in cells)
     quoting: Literal[0, 2] = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL

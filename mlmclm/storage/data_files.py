@@ -41,7 +41,7 @@ NO_TABLES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "st
 _CLOSED = r"\"(?:[^\"]++|\"\")*+"
 """A quoted field up to its closing mark; possessive, because backtracking could not find another match."""
 _DELIMITER_LINE = re.compile(rb'"?sep=([^\w\s"]|\t)"?\r?\n')
-"""A first line by which Excel is told what divides the fields, such as `sep=;`."""
+"""A first line that tells Excel the delimiter of the fields, such as `sep=;`."""
 _MOST_COLUMNS = 10_000
 _MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8, which some programs write."""
@@ -55,7 +55,7 @@ def kind_of(path: Path) -> str:
 
 
 def instead_of(paths: Iterable[Path]) -> str:
-    """Return a sentence on how to convert the first of these files in a known format that is not read; empty if there is none."""
+    """Return advice on converting the first of these files whose format is known but not read; empty if there is none."""
     return next((f" {_INSTEAD[kind_of(path)]} ({path.name})." for path in paths if kind_of(path) in _INSTEAD), "")
 
 
@@ -134,7 +134,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def read_start(path: Path) -> str:
-    """Return the first 64 KiB of a text file, by which its layout can be told.
+    """Return the first 64 KiB of a text file, from which its layout can be recognised.
 
     Raises:
         UserError: the file is truncated.
@@ -237,7 +237,7 @@ def _files_in(folder: Path, kinds: Sequence[str]) -> list[Path]:
 
 
 def _one_kind(files: Sequence[Path], kinds: Sequence[str]) -> list[Path]:
-    """Return the files of the most preferred format that is there."""
+    """Return those of these files that have the most preferred format among them."""
     ranks = [(kinds.index(kind_of(file)), is_compressed(file)) for file in files]
     return [file for file, rank in zip(files, ranks, strict=True) if rank == min(ranks)]
 
@@ -272,8 +272,8 @@ def _check_text(path: Path, content: bytes) -> None:
 def delimiter_of(content: bytes, kind: str) -> tuple[int, str]:
     """Return the offset of a CSV or TSV file's first row, and its delimiter.
 
-    A first line `sep=;` states it. Otherwise, CSV without a comma in its first line is divided by tabs, semicolons (as Excel writes in
-    many countries) or bars.
+    A first line `sep=;` states the delimiter. Otherwise, CSV without a comma in its first line is divided by tabs,
+    semicolons (as Excel writes in many countries) or bars.
     """
     if stated := _DELIMITER_LINE.match(content):
         return stated.end(), stated[1].decode()
@@ -346,7 +346,7 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
         raise UserError(
             f"{path}: row {row + 1} repeats the header ({', '.join(header)}). Delete it: files were joined there."
         )
-    # A column without anything has no type, as in other formats. One without a name either is none.
+    # An empty column has no type, as in other formats. One that has no name either is dropped.
     filled = [pyarrow.compute.any(pyarrow.compute.not_equal(column, "")).as_py() for column in table.columns]
     nothing = pa.nulls(table.num_rows)
     columns = [column if has else nothing for column, has in zip(table.columns, filled, strict=True)]

@@ -1,10 +1,10 @@
 """A limit on what a data file expands to when it is read, so that a small hostile file cannot fill the memory or the disk.
 
-A file may expand to `RATIO` times its size, and in any case to `FREE_BYTES`. Text shrinks to a third or a tenth of its
-size. An uncompressed text file has no limit: it takes on disk what it is read as.
+A file may expand to `RATIO` times its size, and in any case to `FREE_BYTES`. Compression
+shrinks text to a third or a tenth. An uncompressed text file has no limit: it is as large on disk as when it is read.
 
-The sizes that a Parquet file declares are checked before it is read. Its repeated values are stored once, which no
-declared size shows, so the lengths of texts are added up as well, with the values still stored once.
+The sizes that a Parquet file declares are checked before it is read. It stores repeated values once, and no declared size
+shows how often they are repeated. So the lengths of all texts are added up as well, while the values are still stored once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_ONCE = 64 << 20
 _STORED_ONCE = {"RLE_DICTIONARY", "PLAIN_DICTIONARY"}
 """Parquet's encodings that store a repeated value once."""
 _PREFIXES = "DELTA_BYTE_ARRAY"
-"""Parquet's encoding that stores a prefix that consecutive texts have in common once."""
+"""Parquet's encoding that stores only once a prefix that consecutive texts share."""
 
 
 def bounded(stream: IO[bytes], path: Path) -> io.BufferedReader:
@@ -74,7 +74,7 @@ def bounded_groups(
                 for leaf in texts:
                     encodings, name = set(chunks[leaf].encodings), schema.column(leaf).path
                     if _PREFIXES in encodings:
-                        # No text is longer than the chunk, so this many rows stay below the limit even if all are.
+                        # No text is longer than the chunk, so this many rows stay below the limit even if all are as long.
                         rows = max(1, min(_ROWS, FREE_BYTES // max(1, chunks[leaf].total_uncompressed_size)))
                         size = _added(file, group, name, rows, size, path)
                     elif encodings & _STORED_ONCE:
@@ -97,7 +97,7 @@ def _added(file: ParquetFile, group: int, column: str, rows: int, size: int, pat
 
 
 def _text_bytes(array: pa.Array) -> int:
-    """Return the number of bytes of all texts of an array, each repeated value counted as often as it is there."""
+    """Return the number of bytes of all texts of an array, each repeated value counted as often as it occurs."""
     import pyarrow as pa
     import pyarrow.compute
 

@@ -110,7 +110,7 @@ def parse_json(content: bytes, where: object) -> Any:
     """
     try:
         return json.loads(content.decode("utf-8"))
-    # ValueError: also not UTF-8, or a number of too many digits.
+    # A ValueError can also mean that it is not UTF-8, or that a number has too many digits.
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error}).") from error
 
@@ -128,7 +128,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def places_of(path: str | Path, beside: Path | None, data_root: Path | None = None) -> list[Path]:
-    """List where to look for a path from a configuration file: its folder, the working directory, then `data_root`.
+    """List where to look for a path that a configuration file gives: the file's folder, the working directory, then `data_root`.
 
     `beside` is the file's folder; it is None if no file names the path.
     """
@@ -145,7 +145,7 @@ def first_existing(places: Iterable[Path]) -> Path | None:
 
 
 def nearest(missing: Iterable[Path]) -> str:
-    """Return " Did you mean 'FOLDER'?" with what is where missing paths would be, by the first name that is not there."""
+    """Return " Did you mean 'FOLDER'?" with the name most like the first missing part of one of these paths; empty if none is."""
     for path in missing:
         folder, name = next((up, path.relative_to(up).parts[0]) for up in path.parents if up.is_dir())
         with suppress(PermissionError):
@@ -191,7 +191,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def finish_folder(temporary: Path, target: Path) -> bool:
-    """Rename a `temporary_folder` to `target`; return False, and leave it, if another process was faster."""
+    """Rename a `temporary_folder` to `target`; leave it and return False if another process has made `target`."""
     set_usual_modes(temporary)
     try:
         temporary.rename(target)
@@ -228,7 +228,7 @@ def remove_folder(folder: Path) -> None:
     """
     with disk_faults(folder):
         if folder.is_dir():
-            # Hidden first, so that an interruption leaves no part of it under its name; `temporary` sweeps the rest.
+            # Hide it first, so that an interruption leaves no part of it under its name; `temporary.sweep_unfinished` removes the rest.
             hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_hidden(folder.name)))
             folder.rename(hidden / folder.name)
             shutil.rmtree(hidden)
@@ -278,7 +278,7 @@ def _hidden(name: str) -> str:
 
 
 def _hold(descriptor: int) -> None:
-    """Lock an open file or folder of our own, if the file system has locks."""
+    """Lock an open file or folder of this process, if the file system has locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -1,6 +1,6 @@
-"""Tables in JSON, in the forms in which people have them, and with the types that the values have.
+"""Tables in JSON, read in the forms that occur in practice; columns get the types of their values.
 
-- objects one after the other (JSON Lines), or an array of objects: one a row;
+- objects one after the other (JSON Lines), or an array of objects: each is a row;
 - one object of columns: lists of equal length, pandas' objects `{"0": ..., "1": ...}`, or pandas' `split`;
 - one object of rows by their ids, or an object with a single list of rows, such as `{"version": 1, "data": [...]}`.
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_SPARSE = 100
-"""The most different keys of objects that have less than a hundredth of them each. More are ids, and no columns."""
+"""Most columns of a table of which less than a hundredth is filled. More keys than that are ids, not columns."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 Row = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ def rows_of_json(content: str, where: object, *, whole: bool) -> Iterator[Row]:
 
     Args:
         where: the file, which starts each message.
-        whole: whether a single object may be a whole table (`.json`), and not a row (`.jsonl`).
+        whole: whether a single object may be a table (`.json`) instead of a row (`.jsonl`).
 
     Raises:
         UserError: there is something else than objects, or it isn't clear which are the rows.
@@ -71,7 +71,7 @@ def rows_of_json(content: str, where: object, *, whole: bool) -> Iterator[Row]:
 
 
 def _values(content: str, where: object) -> Iterator[Any]:
-    """Yield the JSON values that stand one after the other; there is one at least."""
+    """Yield the JSON values of a text, at least one."""
     decoder, place = json.JSONDecoder(), _after_space(content, 0)
     while True:
         try:
@@ -96,7 +96,7 @@ def _of_object(value: Mapping[str, Any], where: object) -> Iterable[Row]:
     """Return the rows of an object that is a table; an object that isn't one is a row."""
     parts = list(value.values())
     if {"columns", "data"} <= value.keys() and all(isinstance(value[name], list) for name in ("columns", "data")):
-        names = value["columns"]  # pandas' "split"; a row of another length is refused as none
+        names = value["columns"]  # pandas' "split"; a row of another length stays a list, which is then refused
         fits = (isinstance(row, list) and len(row) == len(names) for row in value["data"])
         return (
             dict(zip(names, row, strict=True)) if fit else row for row, fit in zip(value["data"], fits, strict=True)
@@ -131,7 +131,7 @@ def _are_numbers(keys: Iterable[str]) -> bool:
 
 
 def _columns(rows: Iterable[Row]) -> tuple[int, dict[str, tuple[list[int], list[Any]]]]:
-    """Return the number of rows, and of each key the rows that have it and their values; keys in order of appearance."""
+    """Return the number of rows, and for each key the rows that have it and their values; keys in order of appearance."""
     columns: dict[str, tuple[list[int], list[Any]]] = {}
     count = 0
     for row in rows:
@@ -146,7 +146,7 @@ def _columns(rows: Iterable[Row]) -> tuple[int, dict[str, tuple[list[int], list[
 
 
 def _is_sparse(count: int, columns: Mapping[str, tuple[list[int], list[Any]]]) -> bool:
-    """Return whether a table would be almost empty: it would take the square of the time that reading the objects takes."""
+    """Return whether a table would be almost empty: its size could grow with the square of that of the objects."""
     filled = sum(len(values) for _, values in columns.values())
     return len(columns) > MOST_SPARSE and MOST_SPARSE * filled < count * len(columns)
 
@@ -166,7 +166,7 @@ def _array(values: list[Any]) -> pa.Array:
     import pyarrow as pa
 
     kinds = {type(value) for value in values} - {type(None)}
-    if float in kinds and kinds - {int, float}:  # NaN stands for a missing value in columns of whatever type
+    if float in kinds and kinds - {int, float}:  # NaN stands for a missing value in columns of any type
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
         kinds = {type(value) for value in values} - {type(None)}
     if kinds == {list}:
@@ -190,7 +190,7 @@ def _array(values: list[Any]) -> pa.Array:
     if len(kinds) < 2 or kinds == {int, float}:
         try:
             return pa.array(values)
-        except (pa.ArrowInvalid, OverflowError):  # whole numbers with more digits than a number of Arrow keeps
+        except (pa.ArrowInvalid, OverflowError):  # integers too large for Arrow
             pass
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pa.array(texts, pa.string())

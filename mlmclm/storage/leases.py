@@ -10,8 +10,8 @@ renews its modification time and removes it at the end. The lease of a dead hold
   by the waiting process's own clock, so that the machines' clocks need not agree.
 
 A lease saves work and keeps processes out of a folder that is changing, but it guarantees nothing: whoever gets a lease
-must check again what exists. A process that is suspended for longer than that while another machine waits loses its
-lease.
+must check again what exists. A process that is suspended for longer than `LEASE_SECONDS` while another machine waits
+loses its lease.
 
 An object store has no locks: whoever creates the object holds the lease.
 A lease whose content has not changed for `LEASE_SECONDS`, by the clock of the process that looks, is dead and is removed. Its
@@ -54,8 +54,8 @@ LEASE_SECONDS = 120.0
 """Seconds without renewal after which a lease is dead; longer than file systems cache a file's attributes (NFS: 60 s)."""
 RENEWALS = 8
 FEWEST_LOOKS = 4
-"""Fewest looks at a lease after which it may count as dead. The time between two looks counts as at most this part of the
-seconds, because storage or this process may have been suspended in between."""
+"""Fewest looks at a lease after which it may count as dead. The time between two looks counts as at most `LEASE_SECONDS`
+divided by this number, because storage or this process may have been suspended in between."""
 SECONDS_BETWEEN_LOOKS = 0.5
 PAUSES = RetryPolicy(first=0.02, most=SECONDS_BETWEEN_LOOKS)
 """Pauses between attempts to make a lease that nobody seems to hold."""
@@ -64,7 +64,7 @@ MOST_TRIES = 50
 SECONDS_FOR_RELEASE = 5.0
 """How long a release is tried at first: without it, others wait until the lease is dead."""
 SECONDS_UNTIL_DOUBTFUL = 0.9
-"""If it took so long to create a lease, the client may have given up a request that the store carries out later."""
+"""If creating a lease took at least this long, the client may have given up a request that the store carries out later."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Leases:
     A lease that cannot be read or written, as on a full disk, is an `EnvironmentFault`.
 
     Args:
-        seconds: without renewal, after which another machine's lease is dead.
+        seconds: the time without renewal after which another machine's lease is dead.
         machine: an identity that distinguishes this machine from others; by default the running kernel's.
     """
 
@@ -136,8 +136,8 @@ class Leases:
     def held(self, prefix: str) -> dict[str, Holder]:
         """Return the holders of all leases whose names start with `prefix`, by the rest of the name; nothing is changed.
 
-        The lease of another machine counts as dead by the clocks of this machine and of the file system, which is good
-        enough to show; `holder` decides by this process's clock alone.
+        Whether the lease of another machine is dead is judged by the clocks of this machine and of the file system, which
+        is accurate enough for display; `holder` decides by this process's clock alone.
         """
         holders = {}
         for path in sorted(self.folder.glob(f"{prefix}*")):
@@ -152,7 +152,7 @@ class Leases:
 
     @contextmanager
     def attempt(self, names: Sequence[str]) -> Iterator[str | None]:
-        """Lease all of these, or none, for the duration of the block; yield None, or who holds one of them."""
+        """Lease all of these, or none, for the duration of the block; yield None if that worked, else who holds one of them."""
         with ExitStack() as stack:
             for name in names:
                 for failures in itertools.count(1):
@@ -228,7 +228,7 @@ class Leases:
         """Return for how many seconds this process has seen a lease in its present state.
 
         Args:
-            lost: seconds so far in which the leases' place has not answered; they don't count.
+            lost: seconds so far in which the leases' storage has not answered; they don't count.
         """
         now, before, seconds = time.monotonic(), self._seen.get(name), 0.0
         if before is not None and before.state == state:
@@ -261,7 +261,7 @@ class ObjectLeases(Leases):
                 try:
                     path.hurried().unlink(missing_ok=True)
                 except NoAnswer:
-                    # If it were asked again later, it could delete a lease that has been renewed meanwhile.
+                    # A repeated request could delete a lease that has been renewed meanwhile.
                     return who
         except FileNotFoundError:
             pass
@@ -282,7 +282,7 @@ class ObjectLeases(Leases):
         path, now = self._objects / name, round(time.time(), 3)
         who = {"host": platform.node(), "process": os.getpid(), "since": now, "token": uuid.uuid4().hex}
         asked = time.monotonic()
-        # The lease that is there may be our own: if the answer to our request was lost, it has been made twice.
+        # An existing lease may be our own: if the answer to our request was lost, the request has been repeated.
         with suppress(FileExistsError):
             path.write_bytes(_content(who), new=True)
         doubtful = time.monotonic() - asked >= SECONDS_UNTIL_DOUBTFUL

@@ -1,4 +1,4 @@
-"""Objects of an object store (S3, Google Cloud, Azure) by fsspec: paths, and one function for all requests, which tells answers from outages.
+"""Objects of an object store (S3, Google Cloud, Azure) by fsspec: paths, and one function for all requests, which distinguishes answers from outages.
 
 Files are whole or absent without a rename: an object appears under its name when its upload is complete, and not before.
 
@@ -24,10 +24,10 @@ from mlmclm.storage.retrying import Availability, NoAnswer
 S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("abfs", "abfss", "az")
 PACKAGES = dict.fromkeys(S3, "s3fs") | dict.fromkeys(GOOGLE, "gcsfs") | dict.fromkeys(AZURE, "adlfs")
 PROTOCOLS = (*PACKAGES, "memory")
-"""File systems on which a put is atomic. `memory` is this process's own, for trying things out."""
+"""File systems on which a put is atomic. `memory` is in this process's memory, for trying things out."""
 
 S3_CLIENT = {"connect_timeout": 5, "read_timeout": 20, "retries": {"mode": "standard", "total_max_attempts": 2}}
-"""Settings of the S3 client: seconds until it gives up a request, and one repetition. `RetryPolicy` rules all others."""
+"""Settings of the S3 client: seconds until it gives up a request, and one repetition. All further repetitions are those of `RetryPolicy`."""
 
 DAMAGED_ON_THE_WAY = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 """S3's error codes for requests that arrived damaged or too slowly; their status is that of a wrong request."""
@@ -59,7 +59,7 @@ class Bucket:
         self.reading: dict[str, Any] = {"max_concurrency": 1} if protocol in S3 else {}
 
     def ask(self, where: str, request: Callable[[Any], Answer], *, waits: float = math.inf) -> Answer:
-        """Return what a request on `files` returns; it is repeated while the store does not answer.
+        """Make a request on `files`, repeat it while the store does not answer, and return its value.
 
         Args:
             where: address of the object, for messages.
@@ -82,7 +82,7 @@ class Bucket:
         return self.availability.keep_asking(once, waits=waits)
 
     def told(self, where: str, error: Exception) -> Exception:
-        """Return the error to raise in place of one of fsspec or its packages; `ask` says which there are."""
+        """Return the error to raise in place of an error of fsspec or its packages; `ask` lists the errors to raise."""
         if isinstance(error, MlmclmError):
             return error
         response = getattr(error.__cause__ or error, "response", None)
@@ -134,7 +134,7 @@ def _file_system(protocol: str) -> Any:
     files = fsspec.filesystem(protocol, **options)
     package = type(files).__module__.partition(".")[0]
     if package != PACKAGES.get(protocol, package):
-        # Another one may overwrite what it should only create, as obstore.fsspec does (0.12): leases and results rest on that.
+        # Another package may overwrite an object that it should only create, as obstore.fsspec (0.12) does: leases would have two holders.
         raise UserError(
             f"{protocol}://: {package} is registered with fsspec for such addresses; stores are read and written by "
             f"{PACKAGES[protocol]} only. Don't register {package} in this process."
@@ -218,7 +218,7 @@ class ObjectPath:
         return bucket_of(self.url)
 
     def hurried(self) -> ObjectPath:
-        """Return the same path, which does not wait for a store that does not answer."""
+        """Return this path with `waits` 0: its requests do not wait for a store that does not answer."""
         return replace(self, waits=0.0)
 
     def exists(self) -> bool:
@@ -258,20 +258,20 @@ class ObjectPath:
         return self._ask(lambda files: bytes(files.cat_file(self.url, **self.bucket.reading)))
 
     def write_bytes(self, content: bytes, *, new: bool = False, tag: str | None = None) -> None:
-        """Upload an object, which is seen when it is complete.
+        """Upload an object, which becomes visible when it is complete.
 
         Args:
-            new: an object that is there already is a `FileExistsError`. S3 refuses it atomically; with other stores
-                this may be a look before the write. It can be the one that this call has uploaded, if the store's
-                answer was lost.
-            tag: an object that has another version is a `FileExistsError`; None for no such condition.
+            new: raise a `FileExistsError` if the object exists. S3 checks this atomically; other stores may look before
+                they write. The existing object can be the one that this call has uploaded, if the store's answer
+                was lost.
+            tag: raise a `FileExistsError` if the object has another version; None for no such condition.
         """
         options = {} if tag is None else {"IfMatch": tag}
         mode = "create" if new else "overwrite"
         self._ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
 
     def upload(self, path: Path) -> None:
-        """Upload a file of this machine, large ones in parts. The object is seen when it is complete."""
+        """Upload a file of this machine, large ones in parts. The object becomes visible when it is complete."""
         self._ask(lambda files: files.put_file(str(path), self.url))
 
     def download(self, path: Path) -> None:
@@ -279,7 +279,7 @@ class ObjectPath:
         self._ask(lambda files: files.get_file(self.url, str(path)))
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the object; some stores don't say that it isn't there."""
+        """Delete the object; some stores don't report that it is missing."""
         try:
             self._ask(lambda files: files.rm_file(self.url))
         except FileNotFoundError:
@@ -299,7 +299,7 @@ class ObjectPath:
 
 
 def read_all(paths: Sequence[ObjectPath]) -> list[bytes | None]:
-    """Return the contents of objects of one bucket, fetched side by side; None for those that aren't there.
+    """Return the contents of objects of one bucket, fetched concurrently; None for missing ones.
 
     Raises:
         StorageFault: the store has not answered for too long, or refuses a request.
@@ -331,7 +331,7 @@ def read_all(paths: Sequence[ObjectPath]) -> list[bytes | None]:
 
 
 def check_url(url: str) -> ObjectPath:
-    """Return the path of an address, after one look at it, which does not wait.
+    """Return the path of an address, after one request to it, which is not repeated.
 
     Raises:
         UserError: the kind of store is not supported, its package is not installed, or there is no such bucket.

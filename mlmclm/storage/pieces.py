@@ -1,6 +1,6 @@
 """Files of a store that can be verified, each with its check; nothing is changed.
 
-Every file has one of three checksums (docs/store.md): in the `checksums.json` of its folder, in its own entry
+Every file has its checksum in one of three places (docs/store.md): in the `checksums.json` of its folder, in its own entry
 `checksum`, or in the file beside it that describes it.
 """
 
@@ -78,7 +78,7 @@ def seal_damage(read: Callable[[], bytes | None]) -> str | None:
 
 
 def parsed(read: Callable[[], bytes | None], *, sealed: bool = True) -> dict[str, Any] | str:
-    """Return the object of a JSON file, or what is wrong with it; `sealed` says that it has its own checksum."""
+    """Return the object of a JSON file, or what is wrong with it; `sealed`: whether it has its own checksum."""
     try:
         content = read()
         if content is None:

@@ -1,7 +1,7 @@
 """Checks of folders that others have made: which of their files are read, and what JSON in them may hold.
 
-A file is read if it lies inside the folder. Names that climb, and links that lead out, could have a reader's own files read or
-replaced; a name pipe would never end. Links into the blobs of the Hub's cache are fine, because downloads consist of them.
+A file is read if it lies inside the folder. Names with `..`, and links that lead out, could make a reader's own files be read or
+replaced; reading a named pipe would never end. Links into the blobs of the Hub's cache are fine, because downloads consist of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from mlmclm.errors import UserError, clipped, one_line
 from mlmclm.storage.checksums import CHECKSUMS
 
 LARGEST = 4 << 30
-"""Most bytes of all files of a folder that are read into memory."""
+"""Largest total size, in bytes, of a folder's files that are read into memory."""
 LARGEST_NUMBER = 1e30
 """Largest number that is read. Larger ones overflow in sums of squares."""
 SMALLEST_RATE = 1e-30
 """Smallest learning rate that is read. Ratios to smaller ones overflow."""
 _MOST_DIGITS = 31
 _DEEPEST = 50
-"""Levels of lists and objects in a JSON file. Ours have six."""
+"""Most levels of lists and objects in a JSON file. The files of this package have six."""
 _LONGEST_NAME = 200
 _WORD = r"\w[\w .@+-]*"
 _NAME = re.compile(rf"(?:{_WORD}/)?{_WORD}")
 
 
 def check_names(names: Iterable[str], allowed: re.Pattern[str], where: object) -> None:
-    """Check names of files: letters, digits and ` .@+-_`, at most one folder deep, and as `allowed` says.
+    """Check that names of files have only letters, digits and ` .@+-_`, are at most one folder deep, and match `allowed`.
 
     Raises:
         UserError: a name is not allowed; the message starts with `where`.
@@ -85,13 +85,13 @@ def _roots(folder: Path) -> Iterator[Path]:
 
 
 def checked_files(folder: Path, allowed: re.Pattern[str], parts: Iterable[str]) -> dict[str, bytes]:
-    """Return the files that a folder's checksums list, by name, once all are as the checksums say.
+    """Return the contents of the files that a folder's checksums list, by name, once all agree with the checksums.
 
     Other files may lie beside them and are not read.
 
     Args:
         allowed: the names that such a folder may have.
-        parts: subfolders that have listed files alone.
+        parts: subfolders in which every file must be listed.
 
     Raises:
         UserError: a name is not allowed, a link in the folder leads out, a file is missing, has been added, is too large or
@@ -122,7 +122,7 @@ def _is_sum(recorded: Any) -> bool:
 
 
 def _links(folder: Path) -> Iterator[Path]:
-    """Yield the links below a folder, except in hidden ones, which programs that download keep for themselves."""
+    """Yield the links below a folder, except in hidden folders, in which download programs keep files of their own."""
     for place, folders, files in os.walk(folder):
         yield from (path for name in (*folders, *files) if (path := Path(place, name)).is_symlink())
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -140,7 +140,7 @@ def _content(folder: Path, name: str, recorded: dict[str, Any]) -> bytes:
 
 
 def plain_json(content: bytes | str, where: object) -> Any:
-    """Parse JSON in which no key of an object is there twice, and all numbers are finite and of a size that can be computed with.
+    """Parse JSON in which no key of an object occurs twice, and all numbers are finite and of a size that can be computed with.
 
     Raises:
         UserError: it is something else; the message starts with `where`.
@@ -181,7 +181,7 @@ def _whole(text: str) -> int:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; raise a `ValueError` if a key is there twice."""
+    """Return an object of JSON; raise a `ValueError` if a key occurs twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,7 +1,7 @@
 """Storage that does not answer: requests are repeated with growing pauses, and outages are reported in one place.
 
-An outage costs time and nothing else. `Availability` repeats a request until storage answers or the time
-ends, says that storage is being waited for, and counts the seconds that were lost. Leases and time limits leave these out.
+An outage costs time and nothing else. `Availability` repeats a request until storage answers or the retry
+timeout ends, reports that storage is waited for, and counts the seconds that were lost. Leases and time limits leave them out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RetryPolicy:
         seconds: the longest outage that is waited for.
         first: longest pause after the first failure, in seconds; each further failure doubles it.
         most: longest pause of all, in seconds.
-        silent: seconds of an outage before anything is said about it.
-        repeat: seconds after which it is said again.
+        silent: seconds of an outage before it is reported.
+        repeat: seconds after which it is reported again.
     """
 
     seconds: float = 3600.0
@@ -122,7 +122,7 @@ class Availability:
 
     @property
     def notice(self) -> str:
-        """The status line's words about the present outage; empty without one, or while it is too short to be said."""
+        """The status line's message about the present outage; empty if there is none, or while it has not been reported yet."""
         with self._lock:
             return f"waiting for storage since {self._since}" if self._said is not None else ""
 
@@ -131,8 +131,8 @@ class Availability:
 
         Args:
             asked: when the request was made.
-            first: when it was made for the first time. Storage may answer others all the while, for instance if it
-                can be read but is full.
+            first: when it was made for the first time. Storage may answer other requests meanwhile, for instance
+                if it can be read but is full.
             waiting: whether it has failed for the first time.
         """
         with self._lock:

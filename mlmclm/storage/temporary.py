@@ -18,7 +18,7 @@ from mlmclm.storage.files import disk_faults, machine_tag
 GRACE_SECONDS = 60.0
 """Minimum age of what is swept: a younger one may not have been locked by its owner yet."""
 FOREIGN_SECONDS = 7 * 24 * 3600.0
-"""Minimum age of what another machine made, whose locks may not be visible here.
+"""Minimum age of what is swept of another machine, whose locks may not be visible here.
 
 After a reboot this machine counts as another one.
 """
@@ -52,8 +52,8 @@ def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def sweep_unfinished(store: Path) -> None:
     """Remove incomplete files and folders that killed processes left in a store.
 
-    They are what `files.whole_file`, `whole_folder` and `temporary_file` hide until it is complete. What a process is
-    working on is left alone, and what another machine made is left alone for a week.
+    They are the hidden files and folders that `files.whole_file`, `whole_folder` and `temporary_file` make. Those that a
+    process is working on are left alone, and those that another machine made are left alone for a week.
     """
     for folder in (store, *store.glob("*/"), *store.glob("*/*/")):
         for path in folder.glob(".*"):

@@ -1,7 +1,7 @@
 """Check that the files that are read are those that were hashed for a key; if they have changed, nothing is filed.
 
-A file's mark is its size, its inode and its times. What was read of it counts as what was hashed if the mark before the
-hash is still the mark after the reading. So nothing is hashed twice, and nothing that was not compared is ever used. If
+A file's mark is its size, its inode and its times. If the mark after reading equals the mark before hashing, the content that
+was read counts as the content that was hashed. So nothing is hashed twice, and nothing is used before this comparison. If
 only the time of the last change of status differs (a link, a mode, or a time that was set back), the content is hashed again.
 """
 
@@ -26,7 +26,7 @@ def mark_of(status: os.stat_result) -> Mark:
 
 
 def marked_hash(file: Path) -> tuple[Mark, str]:
-    """Return a file's mark and the SHA-256 (hex) of its bytes; a `UserError` says that it changed meanwhile."""
+    """Return a file's mark and the SHA-256 (hex) of its bytes; raise a `UserError` if it changed meanwhile."""
     with file.open("rb") as handle:
         mark = mark_of(os.fstat(handle.fileno()))
         sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
@@ -44,12 +44,12 @@ def changed_file_error(file: Path) -> UserError:
 
 
 class Unchanged:
-    """The files of a folder as they are now; to be made before they are hashed.
+    """The files of a folder as they are when this object is made, which must be before they are hashed.
 
-    Files in folders below, hidden files and cards, which people edit, do not count.
+    Files in subfolders, hidden files and cards (`*.md`), which people edit, are ignored.
 
     Args:
-        holds: returns whether the hashes are still the same, as far as that is not clear from the marks.
+        holds: returns whether the hashes are still the same; called only if the marks leave that open.
     """
 
     def __init__(self, folder: Path, holds: Callable[[], bool]) -> None:
@@ -95,7 +95,7 @@ def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
 def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:
     """Yield texts that are read from a file, each only once a `check` after its reading has passed.
 
-    An error of the reader comes after the texts before it, and after a check, which may say why the reader failed.
+    An error of the reader is raised after the texts before it, and after a check, which may show why the reader failed.
     """
     waiting: list[str] = []
     size, failure = 0, None
