@@ -37,7 +37,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def cluster_view() -> Callable[[], Cluster]:
-    """Return a function that looks at the current session's cluster; the autoscaler's limits are read once, now."""
+    """Return a function that returns the current session's cluster as it is then; the autoscaler's limits are read once, now."""
     growth = _growth()
 
     def look() -> Cluster:
@@ -88,8 +88,8 @@ def await_nodes(
 
     Args:
         seconds: the most to wait.
-        bundle: also wait for nodes that can hold this bundle, unless no node can join. If none has joined in time,
-            `check_place` or `check_workers` says so.
+        bundle: also wait for nodes that can hold this bundle, unless no node can join. If none has joined in time, return:
+            `check_place` or `check_workers` then raises the error.
         places: how many of these bundles the nodes must hold in total.
 
     Raises:
@@ -117,7 +117,7 @@ def await_nodes(
 
 
 def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) -> None:
-    """Wait until the cluster has a node for a bundle, for work that makes no reservation itself.
+    """Wait until the cluster has a node for a bundle of resources, for work that makes no placement group itself.
 
     Only a placement group makes an autoscaler add such a node.
     """
@@ -129,12 +129,12 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     group = placement_group([dict(bundle)])
     with report_waits(what, view):
         ray.get(group.ready())
-    # The group was only a request for a node; it would keep the resources from the work itself.
+    # The group was only a request for a node; while it exists, the work itself cannot use the resources.
     remove_placement_group(group)
 
 
 def groups_of_jobs() -> tuple[Mapping[str, Sequence[PlacementGroup]], str]:
-    """Return the placement groups of all of the cluster's jobs, by the job's id, and the id of this one."""
+    """Return the placement groups of all the cluster's jobs, by the job's id, and the id of this process's job."""
     import ray
     from ray.util import placement_group_table
 
@@ -142,7 +142,7 @@ def groups_of_jobs() -> tuple[Mapping[str, Sequence[PlacementGroup]], str]:
     groups_by_job = defaultdict[str, list[PlacementGroup]](list)
     for key, group in placement_group_table().items():
         if group["state"] != "REMOVED":
-            job = key[-len(job_id) :]  # a group's id ends with its job's
+            job = key[-len(job_id) :]  # a group's id ends with the id of its job
             groups_by_job[job].append(PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())))
     return groups_by_job, job_id
 

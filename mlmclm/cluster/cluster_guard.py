@@ -1,10 +1,10 @@
 """Guard of a private cluster: ends its processes and removes its folder as soon as the driver has died.
 
-If a node has died and the driver uses its object store, Ray ends the driver at once and without a message. The guard says why.
+If a node has died and the driver uses its object store, Ray ends the driver at once and without a message. The guard prints why.
 
 The kernel kills only the daemons that the driver itself started. Processes that a daemon starts check by themselves
 whether it lives, but only once they have started up completely, which takes minutes if nothing answers them. The guard
-waits at a pipe whose other end only the driver holds, so it notices the driver's death however that happens.
+reads from a pipe whose other end only the driver has open, so it notices the driver's death, however the driver dies.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def end_processes(folder: Path, grace: float = SECONDS_TO_END) -> None:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes of the cluster in `folder`, without this one: those that write logs there.
 
-    Ray's processes change their command lines, and those of a dead parent have another one, so neither identifies them.
+    Ray's processes change their command lines, and get another parent when theirs dies, so neither identifies them.
     """
     processes = []
     for process in psutil.process_iter():
@@ -81,7 +81,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def main() -> None:
-    """Wait for the driver's end; if it has died, clean up, and say so if its node was the reason."""
+    """Wait for the driver's end; if it has died, clean up, and print a message if its node was the reason."""
     folder, driver = Path(sys.argv[1]), os.getppid()
     if sys.stdin.buffer.read() == ENDED:
         return
@@ -89,7 +89,7 @@ def main() -> None:
         with suppress(OSError):  # a closed terminal
             if _ENDED_BY_RAY in log.read_text(encoding="utf-8", errors="replace"):
                 print(f"mlmclm: {NODE_HAS_DIED}", file=sys.stderr, flush=True)
-    # A second look finds what the processes of the first one had just started.
+    # The second pass finds processes that those of the first pass had just started.
     for _ in range(2):
         end_processes(folder, grace=0)
     shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 Labels are few, with closed sets of values (task, status, model, objective). All metrics also have the store and the study
 as labels, which Ray's workers inherit in environment variables. A trial or a cell is never a label, because Prometheus keeps a
-time series for each combination of values. The dashboards in `dashboards/` query these names, and a test compares the two.
+time series for each combination of values. The dashboards in `dashboards/` query these names, and a test compares dashboards and definitions.
 """
 
 from __future__ import annotations
@@ -106,17 +106,17 @@ def label_variables() -> dict[str, str]:
 
 
 def counter(name: str) -> Counter:
-    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if none is defined."""
+    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if it is not defined."""
     return _labelled(_metric("counter", name))
 
 
 def gauge(name: str) -> Gauge:
-    """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if none is defined."""
+    """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if it is not defined."""
     return _labelled(_metric("gauge", name))
 
 
 def histogram(name: str) -> Histogram:
-    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if none is defined."""
+    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if it is not defined."""
     return _labelled(_metric("histogram", name))
 
 

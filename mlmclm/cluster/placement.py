@@ -1,4 +1,4 @@
-"""Device selection and the number of workers that a cluster can ever hold, as pure functions of plain values."""
+"""Choice of the device, and the number of workers that a cluster can ever run, as pure functions of plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "node:__internal_head__"
 _ROUNDING = 1e-9
 """Tolerance for fractional amounts: in floating point, 0.1 fits only 2.9999999999999996 times into 0.3."""
 _INTERNAL = re.compile(r"node:.*|.+_?group_?([0-9]+_)?[0-9a-f]{32,}", re.IGNORECASE)
-"""Resources that Ray makes up: one for each node, and copies of what each placement group reserves (`CPU_group_0_…`, which
+"""Names of resources that Ray adds for itself: one for each node, and copies of what each placement group reserves (`CPU_group_0_…`, which
 Ray's dashboard names `CPUGroup0…`)."""
 SMALLER = "Change the space's cpus_per_cell or gpus_per_cell (0: on CPUs), or add nodes."
 """Remedy for a cell that fits on no node."""
@@ -55,7 +55,7 @@ class Cluster:
     growth: Growth | None = Growth()
     """None if there is an autoscaler whose limits can't be read."""
     joinable: bool = False
-    """Whether nodes may join that no autoscaler starts."""
+    """Whether nodes that no autoscaler starts may join."""
 
     def total(self, kind: str) -> float:
         """Return the amount of a resource that exists now."""
@@ -71,7 +71,7 @@ class Cluster:
 
 
 def is_offered(name: str) -> bool:
-    """Return whether a node offers this resource; Ray makes up others for its own use."""
+    """Return whether a node offers this resource; Ray adds others for its own use."""
     return _INTERNAL.fullmatch(name) is None
 
 
@@ -89,7 +89,7 @@ def most_places(cluster: Cluster, bundle: Resources) -> float:
     """Return how many bundles the cluster can ever hold; math.inf if that is unlimited or unknown."""
     if cluster.growth is None:
         return math.inf
-    # Ray doesn't say which nodes the autoscaler has started. To count none twice, count only the head and the
+    # Ray doesn't report which nodes the autoscaler has started. To count no node twice, count only the head and the
     # autoscaler's types.
     grown: float = sum(places(node, bundle) for node in cluster.nodes if HEAD in node)
     left = cluster.growth.most
@@ -99,7 +99,7 @@ def most_places(cluster: Cluster, bundle: Resources) -> float:
         if held and count > 0:
             grown += held * count
             left -= count
-    # Existing nodes that aren't the autoscaler's can hold more than that.
+    # Existing nodes that the autoscaler has not started may hold more than that.
     return max(grown, places_now(cluster, bundle))
 
 
@@ -163,7 +163,7 @@ def check_workers(workers: int, choice: Choice, device: Device, cluster: Cluster
 
 
 def lacks_nodes(cluster: Cluster) -> bool:
-    """Return whether no node computes yet and no autoscaler is known to add one; other nodes may still join."""
+    """Return whether no node has a CPU or GPU yet and no autoscaler is known to add one; other nodes may still join."""
     return most_places(cluster, {"CPU": 1.0}) < 1 and most_places(cluster, {"GPU": 1.0}) < 1
 
 
@@ -225,7 +225,7 @@ class PlacementGroup:
 
 
 def waiting_line(groups: Sequence[PlacementGroup], cluster: Cluster, *, all_of_them: bool) -> str | None:
-    """Describe the resources that a driver's work waits for and those that are free; None if it doesn't wait.
+    """Describe the resources that a driver's work waits for and those that are free; return None if it doesn't wait.
 
     Args:
         groups: the driver's placement groups.

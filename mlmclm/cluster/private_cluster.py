@@ -1,7 +1,7 @@
-"""Start of a private Ray cluster on this machine: in a folder of its own, on loopback.
+"""Start of a private Ray cluster on this machine, in a new folder and on loopback.
 
-A loaded machine can be too slow for one of Ray's time limits. If a start fails or hangs, its processes are ended, and it
-is tried again in another folder.
+A loaded machine can be too slow for one of Ray's time limits. If a start fails or hangs, its processes are ended, and
+the start is tried again in another folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mlmclm.storage.temporary import sweep_folders, swept_folder
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
 ROOT = "r"
-"""Name of Ray's root folder inside our own private folder: Ray makes its root writable for everyone."""
+"""Name of Ray's root folder inside the private folder: Ray makes its root writable for everyone."""
 LONGEST_ROOT = 40
 """Ray's socket paths add up to 65 characters to its root folder, and the system allows 107."""
 START_LIMITS = {
@@ -40,7 +40,7 @@ START_LIMITS = {
     "RAY_worker_register_timeout_seconds": "180",  # 60
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
 }
-"""Ray's variables for time limits of a start, with its defaults in the comments: a loaded machine needs longer."""
+"""Ray's variables for time limits of a start, with Ray's defaults at the end of the comments: a loaded machine needs longer."""
 STARTS = 2
 """Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
@@ -58,8 +58,8 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
     """Start a cluster in a new folder that only its owner can enter, and end it after the block; yield the folder.
 
     Args:
-        store: keeps Ray's logs in `ray/failed_start` if the cluster doesn't start.
-        init: starts it and connects this process, given `_temp_dir`; raises an EnvironmentFault if that fails.
+        store: gets Ray's logs in `ray/failed_start` if the cluster doesn't start.
+        init: starts the cluster in `_temp_dir` and connects this process to it; raises an EnvironmentFault if that fails.
 
     Raises:
         EnvironmentFault: it doesn't start in `STARTS` attempts; the message has Ray's reasons.
@@ -70,7 +70,7 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
             stack.enter_context(guarded(private))
             scratch = private / "t"
             scratch.mkdir()
-            # `ray.init` has no overall timeout; ending its processes is what makes a hung call fail.
+            # `ray.init` has no overall timeout; a hung call fails only once its processes are ended.
             hung = threading.Timer(SECONDS_A_START, end_processes, [private])
             hung.daemon = True
             hung.start()
@@ -79,7 +79,7 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
                 with environment({"TMPDIR": str(scratch)}):
                     init(_temp_dir=str(private / ROOT))
             except EnvironmentFault as fault:
-                end_processes(private)  # their last lines are in the logs then
+                end_processes(private)  # so that the logs are complete
                 reasons = "".join(f"\n  {line}" for line in reasons_in(_logs(private)))
                 if number < STARTS:
                     say(f"{fault}{reasons}\nTrying again ({number + 1} of {STARTS}).")
@@ -99,7 +99,7 @@ _raylets: list[psutil.Process] = []
 
 def has_raylet() -> bool:
     """Return whether a node that this process has started is alive."""
-    # A look at all processes of the machine takes long, and this is asked every second.
+    # Listing child processes reads all processes of the machine, which takes long, and this function is called every second.
     if not any(map(_lives, _raylets)):
         _raylets[:] = filter(_is_raylet, psutil.Process().children())
     return any(map(_lives, _raylets))
@@ -118,7 +118,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the last lines of Ray's message as one line; the reason comes last."""
+    """Return the last lines of Ray's message, where the reason is, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join((f"{type(error).__name__}:", *lines[-MESSAGE_LINES:]))
 
@@ -133,7 +133,7 @@ def reasons_in(logs: Mapping[str, str]) -> list[str]:
 
 
 def _logs(private: Path) -> dict[str, str]:
-    """Return the logs of Ray's daemons and agents by file name; those whose failure makes others fail come first."""
+    """Return the logs of Ray's daemons and agents by file name; processes whose failure makes others fail come first."""
     logs: dict[str, str] = {}
     for stem in ("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent", "dashboard"):
         for path in sorted(private.glob(f"{ROOT}/session_2*/logs/{stem}.*")):
@@ -157,12 +157,12 @@ def _keep_logs(private: Path, store: Path) -> Path | None:
 def private_cluster_settings(*, for_jobs: bool) -> Iterator[None]:
     """Make a new cluster's servers listen on 127.0.0.1 only, and the agent of its node on a free port.
 
-    Ray does the former by itself on systems on which it doesn't support multi-node clusters. Otherwise some ten ports
-    are open to the network, including the one for serialised code, protected only by the token.
+    Ray listens on 127.0.0.1 by itself on systems where it doesn't support multi-node clusters. Elsewhere some ten ports
+    would be open to the network, including the one for serialised code, protected only by the token.
 
-    `ray.init` has no argument for the agent's port, and by default only the first cluster on a machine gets it: the
-    agents of the others have none, and their dashboards then take no jobs. It has no argument either to leave out the
-    processes of the autoscaler and of the log monitor, which have nothing to do if the cluster is not `for_jobs`.
+    `ray.init` has no argument for the agent's port. By default all clusters use the same port, so that only the first one
+    on a machine gets it, and the dashboards of the others take no jobs. Nor has `ray.init` an argument to leave out the
+    autoscaler's and the log monitor's process, which have nothing to do if the cluster is not `for_jobs`.
     """
     from ray._private import parameter, ray_constants
 
@@ -189,7 +189,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def short_root() -> Path:
-    """Return the system's temporary folder, or /tmp if that is too long for Ray's sockets or not ASCII."""
+    """Return the system's temporary folder, or /tmp if the former's path is too long for Ray's sockets or not ASCII."""
     chosen = Path(tempfile.gettempdir()).resolve()
     fits = str(chosen).isascii() and len(f"{chosen}/{TEMPORARY_PREFIX}12345678/{ROOT}") <= LONGEST_ROOT
     return chosen if fits else Path("/tmp")

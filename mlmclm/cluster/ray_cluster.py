@@ -47,22 +47,22 @@ ANSWER_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store. Nothing large passes through it: corpora and results are files."""
 OWN_CLUSTER = {
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not taken away; an actor for each training run
-    "RAY_prestart_worker_first_driver": "0",  # workers without the session's runtime environment, which nothing uses
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not preempted; the watcher is an actor for each training run
+    "RAY_prestart_worker_first_driver": "0",  # these workers lack the session's runtime environment, so nothing would use them
 }
 """Settings that leave out processes for which a private cluster has no use. Each takes some seconds of a processor."""
 ADDRESS, LOCAL, AUTO, CLIENT = "RAY_ADDRESS", "local", "auto", "ray://"
-"""Ray's variable for the address of a cluster, and the words and the scheme that can stand for such an address."""
+"""Ray's variable for the address of a cluster, the words allowed in place of an address, and the scheme of Ray Client."""
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _chosen: dict[str, str] = {}
-"""The token of this process's clusters, once there is one."""
+"""The token of this process's clusters, by its variable; empty until a token is chosen."""
 
 Session = Callable[[], AbstractContextManager[Any]]
 """Callable that opens a Ray session, or joins an open one."""
 
 
 class LostNode(EnvironmentFault):
-    """Ray's node on this machine has died, and with it the cluster that this process has started."""
+    """Ray's node on this machine has died, and the cluster that this process has started with it."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def ray_session(
         num_cpus, num_gpus: the resources of a new cluster; None for those of the machine.
         dashboard: whether a new cluster starts the dashboard, on loopback.
         dashboard_port: its port; by default a free one.
-        token: what a new cluster requires from its clients; None for the user's own token, else a new one.
+        token: the token that a new cluster requires from clients; None for the user's token, or a new one if there is none.
         for_jobs: whether other programs use a new cluster too, and may need features that this package doesn't:
             workers' output in the driver, and the autoscaler's status.
 
@@ -110,8 +110,8 @@ def ray_session(
         EnvironmentFault: the cluster doesn't answer, or none can be started (`private_cluster`).
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's future default: a worker without GPUs still sees those of the node. Without a choice Ray warns on every
-    # start.
+    # Ray's future default: a worker without GPUs still sees those of the node. If the variable is not set, Ray warns on
+    # every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = cluster_address(address)
     if not address:
@@ -132,7 +132,7 @@ def ray_session(
         folder: Path | None = None
         if address:
             check_cluster(address)
-            with environment({ADDRESS: address}):  # Ray takes it if the address is `auto`
+            with environment({ADDRESS: address}):  # Ray uses this variable if the address is `auto`
                 _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
@@ -166,7 +166,7 @@ def ray_session(
 
 @contextmanager
 def explain_ray_failures() -> Iterator[None]:
-    """Replace an error in the block by one that says that Ray has failed, if that is the cause.
+    """Replace an error in the block by one that reports that Ray has failed, if that is the cause.
 
     Raises:
         LostNode: the node that this process has started is dead.
@@ -190,17 +190,17 @@ def explain_ray_failures() -> Iterator[None]:
 
 
 def check_node() -> None:
-    """Fail if the node that this process has started is dead: Ray would end the process at the next task, without a word.
+    """Fail if the node that this process has started is dead: Ray would end the process at the next task, without a message.
 
     Raises:
-        LostNode: it is.
+        LostNode: the node is dead.
     """
     if started_here() and not has_raylet():
         raise LostNode(NODE_HAS_DIED)
 
 
 def computes_here() -> bool:
-    """Return whether the current cluster's workers may run on the driver's machine."""
+    """Return whether workers of the current cluster may run on the driver's machine."""
     import ray
 
     this_node = ray.get_runtime_context().get_node_id()
@@ -210,14 +210,14 @@ def computes_here() -> bool:
 def cluster_address(option: str | None) -> str | None:
     """Return the address of the running cluster to use: `--ray`, else RAY_ADDRESS, which is set inside a Ray job.
 
-    None says to start one on this machine. So does the address `local`, as everywhere in Ray.
+    Return None if a cluster is to be started on this machine, as for the address `local`, which means this everywhere in Ray.
     """
     address = (option or "").strip() or os.environ.get(ADDRESS, "").strip()
     return None if address in ("", LOCAL) else address
 
 
 def check_cluster(address: str) -> None:
-    """Fail at once if nothing listens: Ray itself retries for minutes and then ends the process.
+    """Fail at once if nothing listens at an address: Ray itself retries for minutes and then ends the process.
 
     Raises:
         UserError: this is no address, or that of a dashboard, which accepts jobs but not drivers.
@@ -242,8 +242,8 @@ def check_cluster(address: str) -> None:
 def _signals_kept() -> Iterator[None]:
     """Keep this process's SIGTERM handler during the block, and block SIGHUP for the processes started in it.
 
-    Ray installs a handler of its own, and its C++ library one that aborts with a stack trace. A closed terminal sends SIGHUP
-    to all processes. If it ended the daemons first, this process could not close its session in order.
+    Ray installs its own SIGTERM handler, and its C++ library installs one that aborts with a stack trace. A closed terminal sends
+    SIGHUP to all processes. If SIGHUP ended the daemons first, this process could not close its session properly.
     """
     from ray._private import utils
 
@@ -317,8 +317,8 @@ def token_path(store: Path) -> Path:
 def _own_token(store: Path, token: str | None = None) -> Path | None:
     """Make the new cluster require a token, kept in the store and readable by its owner only; return its file.
 
-    By default Ray creates a token in the home folder. An existing one is reused. If the user has set a token or turned
-    tokens off in the environment, it is left to Ray (None), unless the caller gives a token. The token goes into this
+    By default Ray creates a token in the home folder; if there is one, it is reused. If the user has set a token or turned
+    tokens off in the environment, Ray decides, and this returns None, unless the caller gives a token. The token goes into this
     process's environment and stays there: Ray reads it once per process, and its daemons inherit it.
     """
     path = token_path(store)
@@ -372,10 +372,10 @@ def _write_discovery(folder: Path, store: Path) -> Path:
 
 def prepare_environment() -> None:
     """Set the environment variables that Ray Train reads in the driver; call before the first `run_stage`."""
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # for the dashboard's page of train runs
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # the dashboard's page of train runs needs it
     # The autoscaler takes minutes to start a node. After the default timeout Ray Train would only make the same
     # request again.
     os.environ.setdefault(START_LIMIT, "600")
-    # The controller notices the end of a stage at its next poll, so poll more often than the default. Not more often
-    # still: each poll takes the workers' cores for some milliseconds.
+    # The controller notices the end of a stage at its next poll, so poll more often than by default. Even more polls would
+    # cost too much: each takes the workers' cores for some milliseconds.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")

@@ -1,4 +1,4 @@
-"""The environment of Ray worker processes, of pretraining and of sweeps: their variables."""
+"""The environment variables of Ray's worker processes, for pretraining and for sweeps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def worker_environment() -> dict[str, str]:
     keep large buffers in the process instead of faulting them in again at every step (1.5 times the speed of a
     pretraining loop on the machine of reference/platform.md):
 
-    - No block gets a mapping of its own, whatever its size. A threshold would not do, as glibc accepts none above 32
-      MiB.
+    - No block gets a memory mapping (mmap) of its own, whatever its size. A threshold would not suffice, as glibc accepts
+      none above 32 MiB.
     - There is one arena. From any other arena glibc would still serve large blocks with fresh memory, and Ray Train
       runs the training function in a thread that is not the main one.
     - Memory comes in pages of 2 MiB where the system provides them on request (3 to 8 % of a pretraining step).
 
-    cuBLAS reads its variable when CUDA starts, before a worker knows whether its cells are to be deterministic.
+    cuBLAS reads its variable when CUDA starts, before it is known whether a worker's cells are to be deterministic.
     """
     tunables = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
     return {
@@ -45,7 +45,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the `runtime_env` for `ray.init`, without what the surrounding Ray job (`job`) has already set.
+    """Return the `runtime_env` for `ray.init`, without the entries that the surrounding Ray job (`job`) has already set.
 
     Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's environment also sets.
     """
