@@ -36,7 +36,7 @@ def serve(store: Path, *, port: int | None = None) -> None:
     with running_server(store, port=port) as (links, process):
         for study, link in links.items():
             typer.echo(f"{study}: {link}")
-        # Not `process.wait()`: libraries (polars) let the system restart it after Ctrl-C.
+        # Not `process.wait()`: libraries (polars) make the system restart this call after Ctrl-C.
         while process.poll() is None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         raise EnvironmentFault(f"The MLflow server ended by itself with exit code {process.returncode}.")
@@ -44,7 +44,7 @@ def serve(store: Path, *, port: int | None = None) -> None:
 
 @contextmanager
 def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """Run an MLflow server on the store for the block; yield links to each study's runs and charts, and its process.
+    """Run an MLflow server on the store for the block; yield links to each study's runs and charts, and the server's process.
 
     Raises:
         UserError: the store has no MLflow records.
@@ -73,8 +73,8 @@ def running_server(store: Path, *, port: int | None = None) -> Iterator[tuple[di
             *(sys.executable, "-m", "mlflow", "server"),
             *("--backend-store-uri", sqlite_address(database)),
             *("--artifacts-destination", artifacts),
-            # New experiments get the location that a study without a server gives them. An address of the server's own
-            # kind could not be written to later without a server.
+            # New experiments get the location that a study without a server gives them. The server's default location
+            # (mlflow-artifacts:) could not be written to later without a server.
             *("--default-artifact-root", artifacts),
             *("--host", HOST, "--port", str(port), "--workers", "1"),
         ]

@@ -1,7 +1,7 @@
 """The service of a store: Ray's head, the MLflow server and Prometheus on one machine, started and ended together.
 
-One process, `mlmclm up --foreground`, starts them and ends them when it ends. `mlmclm up` runs it in the background. If
-that process is killed, Ray ends with it (`cluster_guard`); the other servers are left to `mlmclm down`.
+One process, `mlmclm up --foreground`, starts these servers, and ends them when it ends. `mlmclm up` runs it in the background. If
+that process is killed, Ray ends with it (`cluster_guard`); `mlmclm down` then ends the other servers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SERVERS = {"dashboard": "Ray dashboard", "ray": "Ray head", "mlflow": MLFLOW, "p
 TARGETS = "targets.json"
 """File in the service's folder with the addresses that Prometheus scrapes."""
 ERROR_PREFIX = "mlmclm: "
-"""Beginning of the line with which a command reports its error."""
+"""Beginning of the line in which a command reports its error."""
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_SECONDS_BETWEEN_STARTS = 60.0
 SECONDS_TO_ANSWER = 20.0
@@ -92,7 +92,7 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     """Start a store's service in the background and wait until all of it answers.
 
     Returns:
-        Its record, and whether it was started now; a running service is left as it is.
+        The service's record, and whether it was started now; a running service is left as it is.
 
     Raises:
         UserError: a port, the token or the store can't be used, or only a part of a service is running.
@@ -115,7 +115,7 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # apart from this terminal
+                start_new_session=True,  # so that it outlives this terminal
             )
         try:
             printed = 0
@@ -140,7 +140,7 @@ def _show(output: bytes) -> int:
     """Print the complete lines of new output in a service's log, and return their length in bytes."""
     complete = output[: output.rfind(b"\n") + 1]
     for line in complete.decode("utf-8", errors="replace").splitlines():
-        if line.startswith(ERROR_PREFIX):  # raised by the caller when the service has ended
+        if line.startswith(ERROR_PREFIX):  # the caller raises this error when the service has ended
             break
         say(line)
     return len(complete)
@@ -187,7 +187,7 @@ def submit_command(state: ServiceState, store: Path) -> str:
 
 
 def study_links(state: ServiceState, store: Path) -> dict[str, str]:
-    """Return links to the experiments of a service's MLflow server, and to the studies that the store's own database has."""
+    """Return a link to the list of experiments on a service's MLflow server, and links to the studies if it serves the store's database."""
     address, studies = state.addresses.get("mlflow"), dict[str, str]()
     with suppress(sqlite3.Error):  # there is no database yet, or it is damaged
         studies = studies_of(own_database(store)) if address == own_server(store) else {}
@@ -251,7 +251,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         _wait_for_jobs(session.dashboard, token)
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, leftovers))), addresses, names)
         on_ready(state)
-        # Jobs need MLflow only for display, and must not end with it.
+        # Jobs need MLflow only for display, so its end must not end the service and with it the jobs.
         failures, last_error = 0, ""
         while True:
             time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
@@ -262,7 +262,7 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
                 names.pop(mlflow.pid, None)
                 try:
                     _, mlflow = server.enter_context(running_server(store, port=port))
-                except MlmclmError as error:  # such as a taken port: its remaining processes may hold it for a moment
+                except MlmclmError as error:  # such as a port that old MLflow processes still hold
                     failures += 1
                     if str(error) != last_error:
                         last_error = str(error)
@@ -283,7 +283,7 @@ def service_status(store: Path) -> ServiceStatus | None:
     """Return a store's service as it is now, or None if none of it runs.
 
     Raises:
-        UserError: it is another machine's, or the token can't be used.
+        UserError: the service is another machine's, or the token can't be used.
     """
     state = read_state(store)
     alive = state.alive() if state is not None else []
@@ -315,7 +315,7 @@ def service_status(store: Path) -> ServiceStatus | None:
                 f"one. Put that one back, or restart: {RESTART}"
             ) from error
         faults.append(f"{SERVERS['dashboard']} doesn't answer at {dashboard} ({error}).")
-    # The service's own process is a driver too, which nobody submitted.
+    # Ray lists the service's own process as a job too; it has no submission id.
     return ServiceStatus(state, faults, resources, [job for job in jobs if job["submission_id"]])
 
 
@@ -323,7 +323,7 @@ def end(store: Path) -> list[str]:
     """End a store's service and the jobs in it, remove their leftovers, and return the names of what ran.
 
     Raises:
-        UserError: it is another machine's.
+        UserError: the service is another machine's.
         EnvironmentFault: some of it can't be ended.
     """
     state = read_state(store)
@@ -411,7 +411,7 @@ def _port(settings: ServiceSettings, name: str) -> int:
 
 
 def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], names: Mapping[int, str]) -> ServiceState:
-    """Write the record of what runs now: this process and its descendants; `names` are by child's id, others are Ray's."""
+    """Write the record of this process and its descendants; `names` has names by the child's id, and other children are Ray's."""
     members = [state.members[0]]
     for child in psutil.Process().children():
         with suppress(psutil.Error):
@@ -422,7 +422,7 @@ def _record(store: Path, state: ServiceState, addresses: Mapping[str, str], name
 
 
 def _wait_for_jobs(dashboard: str, token: str) -> None:
-    """Wait until Ray's dashboard takes jobs, some time after it has an address."""
+    """Wait until Ray's dashboard takes jobs, which is some time after it has an address."""
     say(f"Ray is up: waiting up to {START_SECONDS:.0f} s until its dashboard takes jobs")
     deadline = time.monotonic() + START_SECONDS
     while True:

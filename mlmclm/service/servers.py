@@ -1,4 +1,4 @@
-"""Our server processes, on loopback: choose a free port, wait until a server answers, end it with its children."""
+"""Server processes on loopback: choose a free port, wait until a server answers, end it with its children."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mlmclm.progress import say
 
 HOST = "127.0.0.1"
 START_SECONDS = 300.0
-"""Seconds for a server to answer, which takes some ten on an idle machine."""
+"""Longest time for a server to answer after its start, in seconds; on an idle machine it takes some ten."""
 LINES_SHOWN = 15
-"""Lines of a server's output that the message about its failed start has."""
+"""Number of lines of a server's output in the message about its failed start."""
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens addresses of this machine without any proxy that the environment names: it must not see tokens."""
+"""Opens addresses of this machine without any proxy that the environment names: a proxy must not see tokens."""
 
 
 @contextmanager
 def server_process(
     command: Sequence[str], what: str, url: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the duration of the block, which begins when the server answers.
+    """Run a server during the block; the block begins when the server answers.
 
     Args:
         what: the server's name, for messages.
@@ -46,8 +46,8 @@ def server_process(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
-            # In a process group of its own, Ctrl-C reaches only this process, which then ends the server with all its
-            # workers.
+            # The server gets its own process group, so that Ctrl-C reaches only this process, which then ends the server
+            # with all its workers.
             start_new_session=True,
         )
     try:
@@ -92,7 +92,7 @@ def port_for(port: int | None, option: str = "--port") -> int:
     """Return a free port, or the given one after a check that it can be used.
 
     Raises:
-        UserError: the given port, of the option `option`, is taken or not allowed.
+        UserError: the given port is taken or not allowed; the message names `option`.
     """
     with socket.socket() as probe:
         if port is not None:

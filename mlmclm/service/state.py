@@ -1,7 +1,7 @@
 """The record of a store's service: its addresses and its processes, which are identified by id and start time.
 
-The record is `store/service/state.json`. A process is the recorded one if the machine has not been rebooted since, and
-the process with that id started at the recorded time.
+The record is `store/service/state.json`. A running process is the recorded one if the machine has not been rebooted since, and
+the process has the recorded id and start time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ServiceState:
         """
         if self.machine == machine():
             return [member for member in self.members if start_of(member.pid) == member.started]
-        if self.host == platform.node():  # rebooted since
+        if self.host == platform.node():  # the machine has been rebooted since
             return []
         raise UserError(
             f"The service of this store was started on {self.host}, and this is {platform.node()}: run the command there. "
@@ -117,7 +117,7 @@ def start_of(pid: int) -> int | None:
 
 
 def members_of(name: str, processes: Iterable[psutil.Process]) -> list[Member]:
-    """Return the members for our processes, without those that have ended."""
+    """Return the members for these processes, without those that have ended."""
     starts = ((process.pid, start_of(process.pid)) for process in processes)
     return [Member(name, pid, started) for pid, started in starts if started is not None]
 
