@@ -37,7 +37,7 @@ def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | N
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)
-    # A few batches' examples to choose from, so that the end of a pass doesn't force texts together.
+    # Keep a few batches' examples to choose from: at the end of a pass, too few of its examples would share no text.
     fewest = batch_size if distinct is None else 4 * batch_size
     while True:
         while len(left) < fewest:  # a loop: a batch may be larger than the whole training split

@@ -63,7 +63,7 @@ class Cell:
     It is not part of the key: `task_data` covers everything in it that affects the scores. The choice of the main score
     affects them only if the protocol evaluates during training; then it is in the key."""
     setting: str = field(default="", compare=False)
-    """Name of the protocol among the settings of a grid. The key holds `protocol` itself instead."""
+    """Name of the grid point that `protocol` is for; empty without a grid. The key holds `protocol` itself instead."""
     start: Start | None = None
     """Fine-tuned weights to start from; None for the base model's."""
     recut: bool = False
@@ -93,10 +93,10 @@ class Cell:
 
     @property
     def has_distinct_batches(self) -> bool:
-        """Whether no text is twice in a batch (`batching.training_rows`)."""
+        """Whether no text may occur twice in a batch (`batching.training_rows`)."""
         if self.protocol.distinct_batches:
             return True
-        # No installed task has hard negatives, so nothing is lost where a cell comes without its declaration.
+        # A cell without a declaration has an installed task, and no installed task has hard negatives.
         task = self.declaration
         return task is not None and (task.negatives is not None or "negative" in task.columns)
 
@@ -115,7 +115,7 @@ def shapes_of(cells: Iterable[Cell]) -> list[ModelShape | None]:
 def training_key(cell: Cell) -> str:
     """Return a key (hex) shared by the cells whose trained models are equal, so that one training serves them all.
 
-    MNLI's two test sets have one training, for example, and so do all sets that the study trains on MS MARCO.
+    For example, MNLI's two test sets share a training, and so do all the study's tasks that train on MS MARCO.
     """
     # With `evaluate_every`, the cell's own validation split decides when its training ends.
     if not cell.training_data or cell.protocol.evaluate_every:

@@ -41,7 +41,7 @@ class Forward:
 
 
 def compute_in(protocol: Protocol, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for the products of the protocol's precision."""
+    """Return the context in which matrices are multiplied in the protocol's precision."""
     if protocol.precision == "bf16":
         return rounded_products(device)
     return autocast(device, protocol.precision == "bf16-autocast")

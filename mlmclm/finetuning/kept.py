@@ -1,7 +1,7 @@
 """Fine-tuned encoders kept for other cells to start from, in `store/tuned/KE/KEY/`.
 
 A folder holds `encoder.safetensors` and `result.json`: the result of the run that made the weights, and the weights'
-checksum. A folder is written whole or not at all.
+checksum. A folder is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHTS, RESULT = "encoder.safetensors", "result.json"
 
 
 class KeptEncoder(FolderArtifact):
-    """The fine-tuned encoder of a cell, whose key it has, in the store."""
+    """The fine-tuned encoder of a cell, in the store under the cell's key."""
 
     kind = "kept encoders"
     part = "tuned"
@@ -46,7 +46,7 @@ class KeptEncoder(FolderArtifact):
         return self.store / self.part / self.key[:2] / self.key
 
     def damage(self, *, read: bool = True) -> str | None:
-        """Return what is wrong with it, or None if it is there and intact."""
+        """Return what is wrong with it, or None if it exists and is intact."""
         fault = seal_damage((self.brought().folder / RESULT).read_bytes)
         if fault is not None:
             return f"{RESULT}: {fault}"

@@ -31,7 +31,7 @@ rounded down, so there can be up to twice as many."""
 
 @dataclass(frozen=True)
 class Trained:
-    """The outcome of training, apart from the weights."""
+    """The outcome of training, without the weights."""
 
     curve: list[list[float]]
     """Pairs [step (from 1), mean loss since the previous point]."""
@@ -65,13 +65,13 @@ def fine_tune(
 
     Args:
         order: seed of the stream `order`.
-        metric: the validation score that chooses and is reported, where there are evaluations during training.
+        metric: the validation score that chooses the best weights and is reported, if there are evaluations during training.
         on_step: called with step (from 1), number of steps, and loss.
         report_every: steps between reports; None for none. They change no bit of the weights.
 
     Yields:
-        Before the last step, reports on the weights as they are: `step` (from 1), `steps`, `score` (that of the metric;
-        NaN if a prediction is not finite) and `validation`, all scores on that split (empty in this case).
+        Before the last step, reports on the present weights: `step` (from 1), `steps`, `score` (that of the metric;
+        NaN if a prediction is not finite) and `validation`, all scores on that split (empty if `score` is NaN).
     """
     steps = protocol.steps(task.rows["train"])
     encoder.train()
@@ -126,7 +126,7 @@ def fine_tune(
 
 
 def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol, peak: float, steps: int) -> Updates:
-    """Return the protocol's optimiser, as the device's backend has it, over the parameters of the encoder and the head.
+    """Return the device's implementation of the protocol's optimiser, for the parameters of the encoder and the head.
 
     A decoupled weight decay is relative to the peak of the cell's learning rate.
     """
@@ -140,9 +140,9 @@ def optimizer_for(encoder: PreTrainedModel, head: nn.Module, protocol: Protocol,
 def evaluate_splits(
     encoder: PreTrainedModel, head: nn.Module, task: PreparedTask, protocol: Protocol, splits: Iterable[str]
 ) -> dict[str, Examples] | None:
-    """Return each split's per-example results, of which `PreparedTask.scores` computes the metrics.
+    """Return each split's per-example results, from which `PreparedTask.scores` computes the metrics.
 
-    The value is None if a prediction is not finite.
+    Return None if a prediction is not finite.
     """
     device = next(encoder.parameters()).device
     encoder.eval()

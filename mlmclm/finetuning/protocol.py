@@ -54,12 +54,12 @@ class Protocol(TaskSettings):
     evaluation_batch_tokens: Annotated[int, Role.EVALUATION] = Field(default=4096, ge=64)
     """Largest number of tokens in an evaluation batch; a longer sequence gets a batch of its own."""
     decoupled_weight_decay: Annotated[bool, Role.WEIGHTS, Enters.IF_CHANGED] = False
-    """If True, a step subtracts `weight_decay` x (its rate / the peak rate) of a weight, instead of `weight_decay` x
-    its rate. This is MosaicML's DecoupledAdamW, whose values are small (1e-6)."""
+    """If True, a step subtracts the share `weight_decay` x (the step's rate / the peak rate) of a weight, instead of the
+    share `weight_decay` x the step's rate. This is MosaicML's DecoupledAdamW, whose values are small (1e-6)."""
 
     evaluate_every: Annotated[int | None, Role.WEIGHTS, Enters.IF_CHANGED] = Field(default=None, ge=1)
-    """Steps between evaluations on the validation split. The scores are then those of the weights with the best
-    validation score, that of the main metric. None evaluates once, at the end."""
+    """Steps between evaluations on the validation split. The cell's scores are then those of the weights with the
+    best validation score by the main metric. None evaluates once, at the end."""
     patience: Annotated[int | None, Role.WEIGHTS, Enters.IF_CHANGED] = Field(default=None, ge=1)
     """Number of evaluations in a row without a better score after which training stops. None trains to the end."""
 

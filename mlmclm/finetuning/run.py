@@ -104,7 +104,7 @@ def run_training(
         deviation = getattr(encoder.config, "initializer_range", 0.02)
         generator = torch.Generator().manual_seed(streams["head"])
         head = task.head(encoder.config.hidden_size, fresh_layers(generator, deviation))
-        # After drawing the head in fp32 on the CPU, so that every precision and device starts from the same draw.
+        # Converted only after the head was drawn in fp32 on the CPU, so that every precision and device starts from the same draw.
         if cell.protocol.precision == "bf16":
             encoder, head = encoder.to(torch.bfloat16), head.to(torch.bfloat16)
         encoder, head = encoder.to(chosen), head.to(chosen)
@@ -221,7 +221,7 @@ def _task_key(cell: Cell, store: Path) -> tuple[Any, ...]:
 def _check_files(cells: Sequence[Cell], store: Path, cache: dict[Any, Any]) -> None:
     """Raise a `UserError` if the tokens or the weights of cells are not what they were when they were hashed.
 
-    Both are mapped pages, so what is written to the files reaches a process that has opened them.
+    Both are memory-mapped, so a change of the files reaches a process that has opened them.
     """
     for cell in cells:
         for key in (_task_key(cell, store), ("model", cell.weights)):

@@ -1,4 +1,4 @@
-"""The encoder of a cell that embeds texts, as a folder of sentence-transformers with pooling, prompts and longest length.
+"""Export of the encoder of a cell that embeds texts, as a sentence-transformers folder with pooling, prompts and maximum length.
 
 Cells keep no weights, so the cell is trained again: the same cell ends at the same weights on the same hardware.
 """
@@ -35,10 +35,10 @@ POOLING = {"mean": "mean_tokens", "bos": "cls_token", "last": "lasttoken"}
 
 
 def check_target(cell: Cell, target: Path) -> None:
-    """Refuse what can't be exported before the cell is trained.
+    """Check, before a cell is trained, that it can be exported.
 
     Raises:
-        UserError: the task's family does not embed texts, or there is something at the target.
+        UserError: the task's family does not embed texts, or the target exists and is not an empty folder.
     """
     if not cell.declared.kind.embeds:
         raise UserError(
@@ -81,8 +81,8 @@ def _write_encoder(encoder: PreTrainedModel, folder: Path, *, causal: bool) -> N
         UserError: there is no such form.
     """
     encoder.eval()
-    # Any tokens except padding will do: RoBERTa counts no positions for it. One text is shorter, because some classes
-    # change their direction with a mask for padding.
+    # Compare on any tokens except padding, for which RoBERTa counts no positions. One text is shorter, because some
+    # classes change their direction if there is a mask for padding.
     padding = encoder.config.pad_token_id or 0
     tokens = np.delete(np.arange(9), padding) if padding < 9 else np.arange(8)
     packing = Packing.of([8, 5])
@@ -134,7 +134,7 @@ def _write_tokenizer(cell: Cell, folder: Path) -> None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
     settings = read_json(folder / "tokenizer_config.json")
-    # A class that transformers 4 knows too.
+    # A tokenizer class that transformers 4 has, too.
     write_json(folder / "tokenizer_config.json", {**settings, "tokenizer_class": PLAIN[0]})
     if not framed:
         content = read_json(folder / "tokenizer.json")
