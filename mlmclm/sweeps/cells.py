@@ -32,7 +32,7 @@ class SweepModel:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """All its hashes; a result of any of them is a result of this model."""
+        """All hashes of the model; a result with any of them is a result of this model."""
         return self.weights, *self.earlier
 
 

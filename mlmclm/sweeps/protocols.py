@@ -163,7 +163,7 @@ def find_protocol(name_or_path: str | Path, *, beside: Path | None = None) -> Pr
     """Return the protocol of a packaged name (`study`) or of a YAML file.
 
     Args:
-        beside: the folder of the search space that names it; paths are looked up there first.
+        beside: the folder of the search space that names the protocol; paths are looked up there first.
 
     Raises:
         UserError: there is no such name or file, a key is unknown, or a value is not allowed.

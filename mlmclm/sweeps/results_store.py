@@ -1,6 +1,6 @@
 """The results store: one immutable file per finished cell, `store/cells/<first two digits of the key>/<key>.json`.
 
-A worker holds a lease on a cell (`leases`) while it computes it, so that only one of several processes does. It then
+A worker holds a lease on a cell (`leases`) while it computes the cell, so that no other process does the same. It then
 writes the cell's file, completely or not at all. A cell with a result is never computed again.
 
 Beside the result lies `<key>.parquet`, with the outcome of each example of the test split. It is written first, so a
@@ -8,8 +8,8 @@ result never lacks it. A result contains its own checksum and that of its exampl
 
 A damaged file is refused until somebody deletes it: a result is evidence, and another machine may not reproduce it.
 
-A result for an object store is first filed in the store's folder `unfiled`, which is a results store too, so that it is not lost
-if the object store or the worker fails meanwhile. The next process that uses the store files it.
+A result for an object store is first filed in the store's folder `unfiled`, which is a results store too. If the object store or
+the worker fails meanwhile, the result is not lost: the next process that uses the store files it in the object store.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class ResultsStore:
         paths: Iterable[Path | ObjectPath]
         if isinstance(self.folder, ObjectPath):
             paths = self.folder.iterdir()
-        else:  # not one pattern: `glob` would pass over folders that it may not read
+        else:  # two steps, because a single `glob` would pass over folders that it may not read
             paths = (path for folder in self.folder.glob("[0-9a-f][0-9a-f]") for path in folder.iterdir())
         return {path.stem for path in paths if path.suffix == ".json" and path.stem[:2] == path.parent.name}
 
@@ -344,11 +344,11 @@ class StoredResult(Artifact):
     """Entries of a result that went into its key, beside those of its protocol."""
 
     at: ResultsStore | None = field(default=None, compare=False, repr=False)
-    """The results store that has it; by default the store's."""
+    """The results store that has this result; by default that of `store`."""
 
     @cached_property
     def results_store(self) -> ResultsStore:
-        """The results store that has it."""
+        """The results store that has this result."""
         return self.at or self.stored_as(self.store)
 
     @property
@@ -386,7 +386,7 @@ class StoredResult(Artifact):
                 path.unlink(missing_ok=True)
 
     def origin(self) -> Origin:
-        """Read what it was computed from."""
+        """Read what the result was computed from."""
         result = self.results_store.find(self.key) or {}
         facts = {name: result[name] for name in self.made_from if name in result} | result.get("protocol", {})
         return Origin(facts, {"model": result.get("model")}, result.get("cost") or {})

@@ -29,7 +29,7 @@ def shared_with(jobs: Mapping[str, Sequence[PlacementGroup]], me: str, bundle: R
     Args:
         jobs: the placement groups of each job, by its id.
         me: the id of the sweep's job.
-        bundle: the resources of one of its workers. Jobs that also need other kinds are ignored: its place is of no use to them.
+        bundle: the resources of one of its workers. Jobs that also need other kinds are ignored: a worker's place would not help them.
     """
     held = {job: sum(not group.waiting for group in groups) for job, groups in jobs.items()}
     workers, kinds = held.get(me, 0), {kind for kind, amount in bundle.items() if amount}
@@ -61,7 +61,7 @@ class SharedCluster:
 
     @property
     def has_nodes(self) -> bool:
-        """Whether it has or can get a node for a worker."""
+        """Whether the cluster has or can get a node for a worker."""
         return most_places(self._view(), self._bundle) >= 1
 
     @contextmanager
@@ -76,7 +76,7 @@ class SharedCluster:
             yield
 
     def share(self, jobs: Mapping[str, Sequence[PlacementGroup]], me: str) -> None:
-        """Set `most` by what all jobs have and wait for now; see `shared_with`."""
+        """Set `most` from the placement groups that all jobs have and wait for now; see `shared_with`."""
         most, now = shared_with(jobs, me, self._bundle), time.monotonic()
         if most == math.inf:
             self._since, self.most = None, most

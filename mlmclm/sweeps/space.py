@@ -43,7 +43,7 @@ class Space(TaskProtocols):
     """The axes of a sweep. Its cells are models x `tasks` x `learning_rates` x `seeds`, at each point of a task's `grid`.
 
     Settings come from `protocol`, unless `per_task` or `per_model` changes them for the cell's task or model. If both
-    do, the model's value holds.
+    do, the model's value takes precedence.
     """
 
     model_config = ConfigDict(json_schema_extra=_as_accepted)
@@ -62,7 +62,7 @@ class Space(TaskProtocols):
 
     A mapping with a list for each stream stands for all combinations: `{head: [0], order: [0, 1, 2], dropout: [0]}`.
 
-    A number of seeds, `7`, stands for 0 to 6. `--dry-run` shows how many seeds it takes to find a difference."""
+    A single number, `7`, means the seeds 0 to 6. `--dry-run` shows how many seeds it takes to find a difference."""
     noise: Annotated[dict[str, StatedNoise], Role.CHOICE] = Field(default_factory=dict)
     """Task -> noise of its scores, in points: `{rte: {seeds: 2.7, test_set: 1.1}}`. `--dry-run` uses it in place of
     the noise of results."""

@@ -104,7 +104,7 @@ def plan_cells(
     """Plan all cells of a sweep whose start is known from the present results.
 
     Args:
-        grids: that of each model, at least one. Their spaces have the same tasks, learning rates, seeds and starts.
+        grids: the grid of each model, at least one. Their spaces have the same tasks, learning rates, seeds and starts.
         extend: returns the rates that results add to the space's list; None if the space adds none.
         absent: whether the sweep has further models, whose cells cannot be planned yet. Until they are, no rates are added.
     """

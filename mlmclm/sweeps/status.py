@@ -27,7 +27,7 @@ AGAIN = ("damaged", "diverged")
 RATE_SECONDS = 3600.0
 """Length in seconds of the window, up to the last result, over which the rate is computed."""
 READ_AT_ONCE = 500
-"""Results that are read at once, from an object store in parallel, before unneeded parts are dropped."""
+"""Number of results that are read together, from an object store in parallel, before their unneeded parts are dropped."""
 KEPT = ("status", "scores", "cost", "steps", "tokens", "diverged_step")
 """Entries of a result that are kept in memory, of up to 20,000 results."""
 

@@ -38,9 +38,9 @@ from mlmclm.sweeps.trial import (
 Results = Mapping[str, dict[str, Any]]
 """Results by key."""
 WAITING_TRIALS = 8
-"""Trials that wait for a place beyond those that are known to fit, for nodes that join later."""
+"""Number of trials that may wait for a place beyond those that are known to fit, for nodes that join later."""
 MOST_FAILED_STARTS = 10
-"""Actors that fail to start before the sweep gives up, unless a cell ends in between."""
+"""Number of actors that fail to start, while no cell ends, before the sweep gives up."""
 TIMES_THE_LONGEST, SECONDS_UNTIL_HUNG = 10.0, 600.0
 """A cell counts as hung if it takes this many times as long as the longest one of its task so far, and at least these seconds."""
 
@@ -71,7 +71,7 @@ class _Asked:
     Attributes:
         since: when it began the first of them, on the monotonic clock; None if it has not.
         lost: seconds for which storage had not answered in this sweep by then.
-        ahead: whether its trainings were the first of the queue; a trial beyond the known places takes the last one of it.
+        ahead: whether its trainings were the first of the queue; a trial beyond the known places takes the queue's last one.
         ended: why this sweep has ended it; None if it has not.
         notice: message that it waits for storage; empty if it does not.
     """

@@ -1,4 +1,4 @@
-"""Live table of a sweep, models as rows and tasks as columns; logs get a line for each finished pair of the two instead."""
+"""Live table of a sweep, models as rows and tasks as columns; logs get a line for each finished pair of model and task."""
 
 from __future__ import annotations
 

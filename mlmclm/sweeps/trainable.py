@@ -49,7 +49,7 @@ from mlmclm.sweeps.trial import (
 )
 
 SECONDS_BETWEEN_SIGNS = 5.0
-"""Seconds between the reports of a trial that it waits for storage."""
+"""Seconds between two reports in which a trial says that it waits for storage."""
 RAY_PROCESS = "ray::"
 """Beginning of process titles, by which Ray's commands recognise workers."""
 
@@ -99,7 +99,7 @@ class Finetune(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Train until the next report; until then the process has the trial's name, as `ps` and Ray's dashboard show it."""
         if self.trial_name is not None:
-            setproctitle(f"{RAY_PROCESS}{self.trial_name}")  # Ray sets its own when this returns
+            setproctitle(f"{RAY_PROCESS}{self.trial_name}")  # Ray sets its own title when this method returns
         report = next(self._reports)
         self._reported += 1
         return report
@@ -176,7 +176,7 @@ class Finetune(tune.Trainable):
             report = {"outcome": kind, "message": str(error)}
         except Exception:
             raise
-        except BaseException as error:  # tokenizers' Rust code panics with one that is no Exception
+        except BaseException as error:  # a panic of tokenizers' Rust code is no Exception
             raise RuntimeError(repr(error)) from error
         return report
 
@@ -367,7 +367,7 @@ def _on_results(training: Training, results: Mapping[str, dict[str, Any]], compu
 
 
 def _place(training: Training, step: int) -> dict[str, Any]:
-    """Return the entries of a report that say which trial it is of, and the step."""
+    """Return the entries of a report that identify its trial, and its step."""
     cell, seed = training.first, seed_value(training.first.seed)
     return {"model": cell.model, "task": training.task, "learning_rate": cell.learning_rate, "seed": seed, "step": step}
 

@@ -26,7 +26,7 @@ STORAGE_FAULT = "storage fault"
 TAKEN = "taken"
 """Outcome if another process is computing the cell: the driver waits for it, and this trial moves on."""
 SECONDS_OF_A_TRIAL, SECONDS_A_PLACE = 5.0, 0.05
-"""A trial of short cells gets several: enough for the first number of seconds, or for the second number times the trials that run
+"""A trial of short cells computes enough of them to last `SECONDS_OF_A_TRIAL`, or `SECONDS_A_PLACE` x the number of trials that run
 at once, if that is more. Starting and reporting a trial costs the driver some hundredths of a second."""
 
 
@@ -115,10 +115,10 @@ def trial_source(config: Mapping[str, Any]) -> Any:
     """Return what makes the trial of a config: a `SweepTrial`, or a `TunedSweep` of `mlmclm.tune.param_space`.
 
     Raises:
-        UserError: it is not there; `Tuner.restore` leaves it out unless it gets the search space.
+        UserError: the config lacks it; `Tuner.restore` leaves it out unless it gets the search space.
     """
     entry = config.get(SWEEP)
-    if isinstance(entry, dict):  # Ray refuses to restore a space with another key than this one
+    if isinstance(entry, dict):  # below a key of the space's content, so that Ray refuses to restore another space
         (entry,) = entry.values()
     if not hasattr(entry, "trial"):
         raise UserError(

@@ -107,7 +107,7 @@ class SweepScheduler(FIFOScheduler, tune.Stopper):
 
 
 class SweepCallback(TrialProgressCallback):
-    """Tells a sweep what happens to its trials, and that time passes.
+    """Reports to `SweepTrials` what happens to its trials, and calls its `tick` regularly.
 
     It replaces Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
     """
@@ -132,7 +132,7 @@ class SweepCallback(TrialProgressCallback):
         self._trials.reported(trial.trial_id, {**result, "results": result.pop("results", ())})
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        trial.metric_n_steps.clear()  # Tune keeps all trials; its lists for means of further reports took 30 kB of each
+        trial.metric_n_steps.clear()  # Tune keeps all trials; its lists for running means took 30 kB of each
         self._trials.ended(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
