@@ -24,7 +24,7 @@ FREE_BYTES = 1 << 30
 RATIO = 100
 _CHUNK = 1 << 20
 _ROWS = 65_536
-"""Most rows of a table whose lengths are added up at once; with few, each batch would hold the stored values again."""
+"""Most rows of a table whose lengths are added up at once; with few rows at once, each batch would hold the stored values again."""
 _FEWEST_ROWS = 1_024
 _AT_ONCE = 64 << 20
 """Bytes that these rows take on average as they are stored."""

@@ -62,7 +62,7 @@ PAUSES = RetryPolicy(first=0.02, most=SECONDS_BETWEEN_LOOKS)
 MOST_TRIES = 50
 """Attempts to make a lease that nobody seems to hold."""
 SECONDS_FOR_RELEASE = 5.0
-"""How long a release is tried at first: without it, others wait until the lease is dead."""
+"""How long a release is tried at first, in seconds: without a release, others wait until the lease is dead."""
 SECONDS_UNTIL_DOUBTFUL = 0.9
 """If creating a lease took at least this long, the client may have given up a request that the store carries out later."""
 
@@ -216,7 +216,7 @@ class Leases:
         except OSError as error:
             raise disk_fault(error, path) from error
         stack.callback(_release, path, descriptor)
-        # Last, as it fails when the process may have no more threads.
+        # The renewal starts last, because it fails if the process may have no more threads.
         stack.enter_context(self._renewed(name, partial(_renew, descriptor)))
         return True
 
@@ -357,7 +357,7 @@ def _lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def read_lease(content: bytes) -> dict[str, Any]:
-    """Return a lease's content; content that is no lease's counts as that of an unknown machine."""
+    """Return a lease's content; invalid content counts as the lease of an unknown machine."""
     unknown = {"machine": "", "host": "an unknown machine", "process": "?"}
     try:
         return unknown | dict(json.loads(content))
@@ -377,14 +377,14 @@ def _renew_object(path: ObjectPath, who: dict[str, Any]) -> None:
     """Renew a lease of ours, without waiting for a store that is out of reach: the next renewal comes soon."""
     path = path.hurried()
     with suppress(MlmclmError, FileNotFoundError, FileExistsError):
-        tag = path.tag()  # before the content, so that a change after it is noticed
+        tag = path.tag()  # read before the content, so that a later change is noticed
         if not _ours(path, who):
             return
         try:
             path.write_bytes(_content(who), tag=tag)
         except NoAnswer:
             raise
-        except StorageFault:  # a store that doesn't know this condition
+        except StorageFault:  # a store that doesn't support this condition
             path.write_bytes(_content(who))
 
 

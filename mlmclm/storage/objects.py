@@ -1,6 +1,6 @@
 """Objects of an object store (S3, Google Cloud, Azure) by fsspec: paths, and one function for all requests, which distinguishes answers from outages.
 
-Files are whole or absent without a rename: an object appears under its name when its upload is complete, and not before.
+Files are complete or absent without a rename: an object appears under its name when its upload is complete, and not before.
 
 Credentials and endpoints come from where fsspec and its packages look for them: AWS_ACCESS_KEY_ID,
 FSSPEC_S3_ENDPOINT_URL, ~/.config/fsspec.

@@ -152,7 +152,7 @@ def plain_json(content: bytes | str, where: object) -> Any:
         _check_depth(value)
     except RecursionError as error:
         raise UserError(f"{where}: not JSON that can be read (nested too deeply).") from error
-    except ValueError as error:  # of the text's encoding, too
+    except ValueError as error:  # also an error of the text's encoding
         raise UserError(f"{where}: not JSON as it is expected here ({one_line(error, 300)}).") from error
     return value
 

@@ -18,7 +18,7 @@ from mlmclm.storage.files import disk_faults, machine_tag
 GRACE_SECONDS = 60.0
 """Minimum age of what is swept: a younger one may not have been locked by its owner yet."""
 FOREIGN_SECONDS = 7 * 24 * 3600.0
-"""Minimum age of what is swept of another machine, whose locks may not be visible here.
+"""Minimum age of another machine's files and folders that are swept: its locks may not be visible here.
 
 After a reboot this machine counts as another one.
 """
