@@ -37,7 +37,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def cluster_view() -> Callable[[], Cluster]:
-    """Return a function that returns the current session's cluster as it is then; the autoscaler's limits are read once, now."""
+    """Return a function that reads the current session's cluster at each call; the autoscaler's limits are read once, now."""
     growth = _growth()
 
     def look() -> Cluster:
@@ -87,7 +87,7 @@ def await_nodes(
     """Wait until the cluster has a node that computes, or an autoscaler that can add one.
 
     Args:
-        seconds: the most to wait.
+        seconds: the longest time to wait.
         bundle: also wait for nodes that can hold this bundle, unless no node can join. If none has joined in time, return:
             `check_place` or `check_workers` then raises the error.
         places: how many of these bundles the nodes must hold in total.
@@ -167,7 +167,7 @@ def _growth() -> Growth | None:
 def growth_on_head(gcs_address: str) -> Growth | None:
     """Implement `_growth` on the head node.
 
-    The limits are in Ray's own record of the cluster's configuration, if something has stored it there, or in the file
+    The limits are in Ray's record of the cluster's configuration, if it has been stored there, or else in the file
     given to the head's monitor process (`ray start --autoscaling-config`).
     """
     import ray

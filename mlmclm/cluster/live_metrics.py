@@ -101,7 +101,7 @@ def metrics_labelled(store: Path, study: str) -> Iterator[None]:
 
 
 def label_variables() -> dict[str, str]:
-    """Return the environment variables for workers."""
+    """Return the environment variables that give workers the labels."""
     return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
 
 

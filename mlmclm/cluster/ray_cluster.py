@@ -62,7 +62,7 @@ Session = Callable[[], AbstractContextManager[Any]]
 
 
 class LostNode(EnvironmentFault):
-    """Ray's node on this machine has died, and the cluster that this process has started with it."""
+    """Ray's node on this machine has died, which ends the cluster that this process has started."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def ray_session(
         stack.enter_context(explain_ray_failures())
         gcs_address = ray.get_runtime_context().gcs_address
         if folder is not None:
-            # Otherwise a submitted job joins any of this machine's clusters.
+            # Without this file, a submitted job would join any of this machine's clusters.
             ray._private.utils.write_ray_address(gcs_address, str(folder / ROOT))
             stack.callback(_write_discovery(folder, store).unlink, missing_ok=True)
         yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
@@ -170,7 +170,7 @@ def explain_ray_failures() -> Iterator[None]:
 
     Raises:
         LostNode: the node that this process has started is dead.
-        EnvironmentFault: another error of Ray's own, not of a task.
+        EnvironmentFault: another error of Ray itself, not of a task.
     """
     try:
         yield

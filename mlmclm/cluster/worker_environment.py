@@ -47,7 +47,7 @@ def worker_environment() -> dict[str, str]:
 def runtime_environment(job: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the `runtime_env` for `ray.init`, without the entries that the surrounding Ray job (`job`) has already set.
 
-    Ray refuses a driver's runtime environment that sets a variable, or the hook, that its job's environment also sets.
+    Ray refuses a driver's runtime environment that sets a variable, or the setup hook, that its job's environment also sets.
     """
     job = job or {}
     job_variables = job.get("env_vars") or {}
