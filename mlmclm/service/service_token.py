@@ -19,7 +19,7 @@ def new_token(store: Path, environment: Mapping[str, str]) -> str:
     """Return the token for a new service: the user's (from the environment or the home folder), the store's, or a new one.
 
     Raises:
-        UserError: the present token can't be used, or tokens are turned off.
+        UserError: the existing token can't be used, or tokens are turned off.
     """
     mode = environment.get("RAY_AUTH_MODE") or "token"
     if mode.lower() != "token":
