@@ -32,12 +32,12 @@ def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | N
 
     Args:
         seed: seed of the stream `order`.
-        distinct: numbers of each example's texts. An example that shares a text with its batch waits for a later one. If
+        distinct: numbers of each example's texts. An example that shares a text with its batch waits for a later batch. If
             too few of the next `AHEAD` batches' examples share none, those that have waited longest fill the batch.
     """
     epoch = 0
     left = np.empty(0, dtype=np.int64)
-    # Keep a few batches' examples to choose from: at the end of a pass, too few of its examples would share no text.
+    # Keep a few batches' examples to choose from: near the end of a pass, too few of its remaining examples share no text.
     fewest = batch_size if distinct is None else 4 * batch_size
     while True:
         while len(left) < fewest:  # a loop: a batch may be larger than the whole training split
@@ -53,7 +53,7 @@ def training_rows(examples: int, batch_size: int, seed: int, distinct: Lists | N
 
 
 def _first_distinct(rows: Array, most: int, distinct: Lists | None) -> Array:
-    """Return the positions of the first `most` rows, or of those that share no text with an earlier one of them."""
+    """Return the positions of the first `most` rows; with `distinct`, of the first that share no text with one chosen before."""
     if distinct is None:
         return np.arange(min(most, len(rows)))
     chosen: list[int] = []

@@ -120,7 +120,7 @@ def training_key(cell: Cell) -> str:
     # With `evaluate_every`, the cell's own validation split decides when its training ends.
     if not cell.training_data or cell.protocol.evaluate_every:
         return cell_key(cell)
-    # How pairs are truncated is already in the tokenised rows.
+    # The truncation of pairs is not listed here: `training_data` covers the tokenised rows.
     settings = cell.protocol.keyed(Role.WEIGHTS)
     start = cell.start.key if cell.start else None
     seed = seed_value(cell.seed)

@@ -83,7 +83,7 @@ def write_kept(folder: Path, encoder: nn.Module, result: dict[str, Any]) -> None
 
 
 def load_kept(encoder: nn.Module, store: Path, key: str) -> None:
-    """Load the weights that a cell left into an encoder of the same base model.
+    """Load the kept weights of a cell into an encoder of the same base model.
 
     Raises:
         UserError: the weights are missing or altered.

@@ -40,7 +40,7 @@ MODELS_KEPT = 2
 
 
 def streams_of(seed: Seed) -> dict[str, int]:
-    """Return the 63-bit seed of each random stream of a cell; each depends on its own number alone."""
+    """Return the 63-bit seed of each random stream of a cell; each depends only on its own number in `seed`."""
     return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
 
 
@@ -80,7 +80,7 @@ def run_training(
 
     Yields:
         Reports, if there are any. Then the cells' results, as JSON objects with a `key`, each before the next cell is
-        evaluated. Their costs share start-up and training equally.
+        evaluated. The cost of start-up and training is divided equally among them.
 
     Raises:
         UserError: the model folder, the data or a length does not match the cell, or files have changed meanwhile.
