@@ -1,4 +1,4 @@
-"""Scores of answers to questions: SQuAD's and SQuAD v2's official ones, and the study's F1 over token positions."""
+"""Scores of answers to questions: the official scores of SQuAD and SQuAD v2, and the study's F1 over token positions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _f1(prediction: list[str], reference: list[str]) -> float:
 def study_answer_f1(prediction: tuple[int, int] | None, answer: tuple[int, int] | None) -> float:
     """Compute the study's F1 (arXiv 2507.00994) over sets of token positions, against the first answer only.
 
-    A set is given by its first and last token within the passage; None is the empty one. Two empty sets have F1 1, as
+    Each argument is a set's first and last token within the passage; None is the empty set. Two empty sets have F1 1, as
     in SQuAD v2; the study does not define this case.
     """
     if prediction is None or answer is None:
@@ -62,11 +62,11 @@ def graded(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> E
 def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
     """Compute SQuAD v2's official F1 and exact match of each question.
 
-    The columns with the prefix `has_answer_` or `no_answer_` cover only questions with or without an answer, and are
-    left out if there are none.
+    Columns with the prefix `has_answer_` cover only the questions with an answer, those with `no_answer_` only the others.
+    They are left out if there are no such questions.
 
     A question without an answer has the empty text as its only reference. If the prediction or the reference is empty
-    after normalisation, F1 is 1 if both are and 0 otherwise.
+    after normalisation, F1 is 1 if both are empty, else 0.
     """
     accepted = [list(filter(normalise_answer, answers)) or [""] for answers in references]
     scores = graded(predictions, accepted)
@@ -85,9 +85,9 @@ def graded_with_unanswerable(predictions: Sequence[str], references: Sequence[Se
 def constant_answers(references: Sequence[Sequence[str]]) -> list[str]:
     """Return texts that score well as the answer to every question: the commonest answer, and the best single word.
 
-    They are normalised. No other text, given to every question, has a higher exact match than the commonest answer, and
-    no other word a higher F1 than the best one. Of equals the first in the alphabet is taken. Questions without an answer
-    count for neither.
+    Both are normalised. As the answer to every question, no text has a higher exact match than the commonest answer, and
+    no word has a higher F1 than the best word. Ties go to the first in the alphabet. Questions without an answer don't
+    count.
     """
     exact: Counter[str] = Counter()
     f1: dict[str, float] = {}

@@ -20,7 +20,7 @@ ROWS_A_CLASS = 3
 CLASS_WORDS = 4
 """Maximum mean number of words in the name of a class."""
 MOST_WHOLE_CLASSES = 20
-"""Maximum number of different whole numbers that are taken for classes. More are a number to predict."""
+"""Maximum number of different whole numbers in a column that is taken for classes; with more, it is a number to predict."""
 _ID_NAME = re.compile(
     r"(?i)(|id|idx|index|uuid|guid|key|row|rownum|.*[_ -](id|idx|uuid)|[a-z]+Id|unnamed: ?\d+|__index_level_\d+__)"
 )
@@ -32,7 +32,7 @@ class ColumnKind:
 
     Attributes:
         different: number of different values that aren't missing; 0 for lists.
-        whole: whether all values are whole numbers, in whatever type.
+        whole: whether all values are whole numbers, be they integers, floats or text.
     """
 
     name: str
@@ -70,7 +70,7 @@ def kinds_of(table: pa.Table) -> dict[str, ColumnKind]:
 
 
 def missing(value: object) -> bool:
-    """Return whether a cell of a table is a gap: null, NaN, or text of spaces alone. `NA`, `nan` and `null` are words."""
+    """Return whether a cell of a table is a gap: null, NaN, or text of spaces alone. The texts `NA`, `nan` and `null` are no gaps."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))

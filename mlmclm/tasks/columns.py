@@ -34,7 +34,7 @@ class TaskData:
     label_names: tuple[str, ...]
     """Names of classes or tags, by number; empty for families without labels."""
     fingerprint: str
-    """Hash (hex) that changes with everything here that can change a score, and with nothing else."""
+    """Hash (hex) of everything in these fields that can change a score, and of nothing else."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Columns:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Canonical name -> the source's name, where it differs from the task's."""
     untyped: bool = False
-    """Whether all columns are text, as in CSV, with spaces around ids, labels and numbers that don't count."""
+    """Whether all columns are text, as in CSV. Spaces around ids, labels and numbers are then ignored."""
 
     @property
     def where(self) -> str:
@@ -60,14 +60,14 @@ class Columns:
         return f"task {self.task.name}, {self.split} ({self.source})"
 
     def own_name(self, canonical: str) -> str:
-        """Return the table's name of a canonical column. It takes precedence over the task's."""
+        """Return the source's name of a canonical column: as `renamed` has it, else as the task declares it."""
         return self.renamed.get(canonical) or self.task.column(canonical)
 
     def plain(self, canonical: str) -> pa.ChunkedArray:
         """Return a column unchanged, or raise UserError."""
         table, name = self.table, self.own_name(canonical)
         outer, _, field = name.partition(".")
-        # A column whose name itself contains a dot comes before a field of a struct.
+        # A column whose name itself contains a dot takes precedence over a field of a struct.
         if name not in table.column_names and outer in table.column_names:
             kind = table.schema.field(outer).type
             if pa.types.is_struct(kind) and kind.get_field_index(field) >= 0:
@@ -80,7 +80,7 @@ class Columns:
         return table[name]
 
     def _headerless(self) -> str:
-        """Return a hint if the first line of a CSV or TSV file seems to be a row, which pyarrow takes for names."""
+        """Return a hint if pyarrow seems to have read a row of a CSV or TSV file as the columns' names, else an empty text."""
         expected = set(map(self.own_name, self.task.kind.columns))
         if not self.untyped or expected & set(self.table.column_names):
             return ""
@@ -120,10 +120,10 @@ class Columns:
         )
 
     def label_names(self, canonical: str, kind: pa.DataType) -> tuple[str, ...]:
-        """Return the names of classes or tags: as declared, as carried by the data, or as found in the column.
+        """Return the names of classes or tags: as the task declares them, else as the source stores them, else as found in the column.
 
-        Names that are found are sorted: numbers by value, others by their characters, with the tag O first. Values of
-        another type are a UserError.
+        Names that are found are sorted: numbers by value, others by their characters, with the tag O first. Values other
+        than text, whole numbers and truth values raise UserError.
         """
         if self.task.label_names:
             return self.task.label_names
@@ -139,16 +139,16 @@ class Columns:
         return tuple(sorted(texts, key=lambda text: (text != "O", text)))
 
     def carried(self, canonical: str) -> tuple[str, ...]:
-        """Return the class names of a column that its own source carries; empty if there are none."""
+        """Return the class names that the source stores for a column; empty if there are none."""
         return self.names.get(self.own_name(canonical), ())
 
     def numbered(self, canonical: str, kind: pa.DataType, names: Sequence[str]) -> pa.Array:
-        """Return labels as int64, or as lists of int64: the places of their names in `names`.
+        """Return labels as int64, or as lists of int64: the index of each label's name in `names`.
 
-        A number in a source that carries names stands for its name there. Any other label is a name, as it is written. If
-        the task declares names and none of them is a number, a number is a place among them; its range isn't checked.
+        If the source stores class names, an integer is an index into those. Any other label is a name, as it is written.
+        But if the task declares names and none of them is a number, a number is an index into `names`; its range isn't checked.
 
-        Raises UserError for a label that is not among the names, or is empty: a missing value in a CSV file.
+        Raises UserError for a label that is not among the names, or that is empty (a missing value in a CSV file).
         """
         column = self._labels(canonical, kind)
         values, carried, what = _flat(column), self.carried(canonical), "tag" if pa.types.is_list(kind) else "label"
@@ -178,7 +178,7 @@ class Columns:
         return pa.ListArray.from_arrays(offsets, numbers, mask=column.is_null())
 
     def _labels(self, canonical: str, kind: pa.DataType) -> pa.Array:
-        """Return a column of labels or tags as text, whole numbers or truth values; a list of one label is that label."""
+        """Return a column of labels or tags as text, whole numbers or truth values; a list of one label counts as the label."""
         column = self.plain(canonical).combine_chunks()
         lists = _is_list(column.type)
         if lists and not pa.types.is_list(kind):
@@ -226,7 +226,7 @@ def _flat(column: pa.Array) -> pa.Array:
 
 
 def _rows_of(column: pa.Array) -> Array:
-    """Return the row of each value of `_flat`, int [values]."""
+    """Return the row number of each value that `_flat` returns, int [values]."""
     rows = np.arange(len(column))
     return (
         np.repeat(rows, pa.compute.list_value_length(column).fill_null(0).to_numpy()) if _is_list(column.type) else rows
@@ -256,7 +256,7 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, 
 
 
 def as_class_names(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> pa.Array:
-    """Return a column of class numbers, or of lists of them, as text; numbers outside the names stay as they are."""
+    """Return a column of class numbers, or of lists of them, as names; a number without a name becomes its digits."""
     number = dict(enumerate(names))
 
     def of(value: Any) -> Any:

@@ -13,7 +13,7 @@ from mlmclm.registry import KINDS, MemberName, Registry
 from mlmclm.results.metrics import metric_parts
 
 FAMILIES: Registry[type[Any]] = KINDS["family"]
-"""The families by name: subclasses of `tasks.family.Family`, which is above this module."""
+"""The families by name: subclasses of `tasks.family.Family`, which imports this module."""
 MetricFamily = Literal["standard", "study", "glue"]
 """Choice of a task's main score: its declared `metric`, the study's, or the one that enters GLUE's average."""
 
@@ -39,7 +39,7 @@ class SourceTable(Frozen):
 
 
 def _form(value: Any) -> str:
-    """Return which form of a split is meant, so that an error is about this form only.
+    """Return the tag of the form in which a split is given, so that an error is about this form only.
 
     `configuration.parse_config` leaves tags in angle brackets out of its messages.
     """
@@ -52,7 +52,7 @@ def _form(value: Any) -> str:
 AnyTable = Annotated[
     Annotated[str, Tag("<name>")] | Annotated[SourceTable, Tag("<table>")], Discriminator(_form), Inside
 ]
-"""A table, by its file name or split name alone or with all that identifies it."""
+"""A table: the name of its file or split alone, or a `SourceTable`."""
 
 
 class Judged(Frozen):
@@ -83,7 +83,7 @@ class Splits(Frozen):
     validation: Annotated[AnySplit | None, Role.SOURCE] = None
     validation_fraction: Annotated[float | None, Role.SOURCE] = Field(default=None, gt=0, lt=1)
     validation_from: Annotated[Literal["train", "test"], Role.SOURCE] = "train"
-    """The split that loses this fraction to validation. In retrieval, queries of test are held out, and both splits search all documents."""
+    """The split from which `validation_fraction` is held out. If this is test in retrieval, queries are held out, and both splits search all documents."""
     validation_seed: Annotated[int, Role.SOURCE] = 42
     validation_group: Annotated[str | None, Role.SOURCE] = None
     """A canonical column whose equal values stay in one split: questions on one passage, queries of one document."""
@@ -100,7 +100,7 @@ class Negatives(Frozen):
     """Mining of hard negatives for the training pairs of a retrieval task."""
 
     bm25: Annotated[int, Role.TOKENS] = Field(ge=1)
-    """Largest number of negatives per pair: the best documents by BM25 that are no positive of the query."""
+    """Maximum number of negatives per pair: the best documents by BM25 that are not positives of the query."""
 
 
 class Task(Frozen):
@@ -114,9 +114,9 @@ class Task(Frozen):
     """A data set of the Hugging Face Hub, `pydocs` (made from installed documentation) or `local` (only a folder)."""
     config_name: Annotated[str | None, Inside, Role.SOURCE] = None
     revision: Annotated[str | None, Inside, Role.SOURCE] = None
-    """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that is code. Such code is never run."""
+    """A commit, or `refs/convert/parquet`: the Hub's conversion of a data set that a script defines. Scripts are never run."""
     data_dir: Annotated[str | None, Inside, Role.SOURCE] = None
-    """Folder inside a data set without a configuration of that name: a configuration in `refs/convert/parquet`."""
+    """Folder of the data set to read, if no configuration has its name. In `refs/convert/parquet`, each configuration is a folder."""
     folder: Annotated[str | None, Inside, Role.SOURCE, Enters.INDIRECTLY] = None
     """Folder under `--data` that replaces the Hub. It holds `<split>.parquet`, `.jsonl`, `.json`, `.csv` or `.tsv`, a
     file in a layout that `tasks.layouts` reads (all may be compressed), or the files of a download from the Hub, such
@@ -124,12 +124,12 @@ class Task(Frozen):
     columns: Annotated[dict[str, str], Role.SOURCE] = Field(default_factory=dict)
     """Canonical name -> the source's name, where they differ; `a.b` is field b of the struct column a."""
     header: Annotated[tuple[str, ...] | None, Role.SOURCE, Enters.INDIRECTLY] = None
-    """Names of the columns, in order, of CSV and TSV files whose first line is a row, such as CoLA's. A file whose
-    first line has one of these names has a header of its own."""
+    """Names of the columns, in order, of CSV and TSV files whose first line is a row of data, such as CoLA's. If a file's
+    first line has one of these names, that line is its header."""
     splits: Annotated[Splits, Role.SOURCE]
     group: Annotated[str | None, Role.SOURCE, Enters.INDIRECTLY] = None
-    """A column of the test split, of a retrieval set its queries, whose equal values belong together, such as the passage or the article
-    of a question. Intervals are then about other groups, not other examples of the same ones."""
+    """A column of the test split (in retrieval, of its queries). Examples with equal values, such as the questions on one passage or article,
+    form a group. Intervals then hold for other groups, not only for other examples of the same groups."""
     label_names: Annotated[tuple[str, ...] | None, Role.SOURCE] = None
     """Names of the classes or tags, by number; None to find them in the data."""
     pair_template: Annotated[str | None, Role.SOURCE] = None
@@ -138,13 +138,13 @@ class Task(Frozen):
     """Retrieval: hard negatives to mine, for a task without a column `negative`."""
     ignore_identical_ids: Annotated[bool | None, Role.EVALUATION, Enters.INDIRECTLY] = None
     """Retrieval: a query never finds the document that has its id, as BEIR and mteb score ArguAna and Quora, whose
-    queries are documents of the corpus. By default, only where that document has the query's text too."""
+    queries are documents of the corpus. By default, this holds only where that document has the query's text too."""
     unanswerable: Annotated[bool, Role.SOURCE] = False
     """Question answering: some questions have no answer, and the empty answer is then correct (SQuAD v2)."""
     metric: Annotated[str, Role.EVALUATION, Enters.INDIRECTLY]
     """The main score: one of the family's `metrics`, or the mean of several, joined by `+`."""
     glue_metric: Annotated[str | None, Role.DISPLAY] = None
-    """Replaces `metric` in GLUE's average, where GLUE uses another: the mean of the task's own two."""
+    """Replaces `metric` in GLUE's average if GLUE uses another: the mean of the task's two metrics."""
     licence: Annotated[str, Role.DISPLAY]
     citation: Annotated[str, Role.DISPLAY]
 
@@ -193,13 +193,13 @@ class Task(Frozen):
 
     @property
     def kind(self) -> type[Any]:
-        """The class of the task's family (`tasks.family.Family`, which is above this module)."""
+        """The class of the task's family (`tasks.family.Family`, which imports this module)."""
         return FAMILIES[self.family]
 
     def measured_by(self, metrics: MetricFamily) -> Task:
         """Return the task with the main metric of a metric family.
 
-        This changes no cell, because every result holds the scores of all metric families.
+        No cell is run again for this, because every result holds the scores of all metric families.
         """
         main = {"standard": self.metric, "study": self.kind.study_metric, "glue": self.glue_metric}[metrics]
         return self.model_copy(update={"metric": main or self.metric})

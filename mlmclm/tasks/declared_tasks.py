@@ -1,7 +1,7 @@
 """The declarations of all tasks.
 
-Tasks are the YAML files in `mlmclm/tasks/declarations/`, in the packages that installed distributions name under the
-entry point group `mlmclm.tasks`, and in the user's own folders (`--task-dir`); and those registered in this process.
+Tasks are declared by the YAML files in `mlmclm/tasks/declarations/`, in the packages that installed distributions name
+under the entry point group `mlmclm.tasks`, and in the user's folders (`--task-dir`). Others are registered in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlmclm.tasks.declaration import Task
 
 FOLDER = Path(__file__).parent / "declarations"
 TASKS: Registry[Task] = KINDS["task"]
-"""The tasks that are registered in this process; its entry points name packages of declarations."""
+"""The tasks that are registered in this process. The registry's entry points name packages of declarations."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def _declared(folders: Sequence[Path]) -> Declared:
 def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
     """Return all tasks by name, sorted, without those of `broken_files`.
 
-    `folders` are the user's own, with one YAML file per task. Raises UserError if one is missing or has no declarations.
+    `folders` are the user's, with one YAML file per task. Raises UserError if a folder is missing or has no declarations.
     """
     tasks = _declared(folders).tasks
     return {name: tasks[name][0] for name in sorted(tasks)}
 
 
 def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
-    """Return the files that are malformed or declare a name already taken (`find_tasks`)."""
+    """Return the files that are malformed or declare a name that is already used (`find_tasks`)."""
     return _declared(folders).broken
 
 
@@ -129,7 +129,7 @@ def user_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]
 
 
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
-    """Return the declaration with this name (`find_tasks`); raise UserError for none, or one in a broken file."""
+    """Return the declaration with this name (`find_tasks`); raise UserError if there is none or its file is broken."""
     declared = _declared(folders)
     reasons = [entry.reason for entry in declared.broken if name in entry.names]
     if reasons:

@@ -10,14 +10,14 @@ import numpy as np
 from mlmclm.results.measures import Array
 
 SHARES = (0.1, 0.2)
-"""The shares of validation and test."""
+"""Shares of the rows that become validation and test."""
 
 
 def row_groups(*keys: Sequence[str]) -> Array:
-    """Return the number of each row's group, int64 [rows]: rows with an equal key, directly or through others, share one.
+    """Return the number of each row's group, int64 [rows]: the connected components of the rows, linked by equal keys.
 
     Args:
-        keys: for each kind of key (the text; the query, the document) that of every row.
+        keys: for each kind of key (the text, or the query and the document), every row's key.
     """
     rows = len(keys[0])
     parent = list(range(rows))
@@ -36,10 +36,10 @@ def row_groups(*keys: Sequence[str]) -> Array:
 
 
 def held_out_rows(groups: Array, keys: Sequence[str], strata: Sequence[str], share: float, *, seed: int) -> Array:
-    """Return which rows are held out, bool [rows]: whole groups, about this share of the rows of each stratum.
+    """Return which rows are held out, bool [rows]: whole groups, about the `share` of the rows of each stratum.
 
-    Groups are taken in the order of a hash of their first key and the seed, so the order of the rows doesn't matter. A
-    stratum keeps at least one group. A group is in the stratum of its first row.
+    Groups are chosen in the order of a hash of the seed and their alphabetically first key, so the rows' order doesn't matter.
+    At least one group of each stratum is not held out. A group is in the stratum of its first row.
     """
     first: dict[int, int] = {}
     sizes: dict[int, int] = {}
@@ -57,7 +57,7 @@ def held_out_rows(groups: Array, keys: Sequence[str], strata: Sequence[str], sha
         stratum.sort(key=lambda group: hashlib.sha256(f"{seed} {key_of[group]}".encode()).digest())
         quota, taken = round(share * sum(sizes[group] for group in stratum)), 0
         for group in stratum[:-1]:
-            # A group that is too large for what is left is passed over.
+            # A group that is larger than the rest of the quota is skipped.
             if taken + sizes[group] <= quota:
                 held.add(group)
                 taken += sizes[group]

@@ -4,7 +4,7 @@ A family is a `Family` in a file of its own, in `mlmclm/tasks/families/` or in a
 the `PreparedTask` of its tasks; no other code refers to it by name. It declares the columns of its tasks, how they are
 checked, tokenised and shown, and the metrics. All other code asks the family.
 
-Other packages are imported inside the methods that need them, as in `prepared_task`.
+torch and transformers are imported inside the methods that need them, as in `prepared_task`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Read = Callable[[Any, str], Columns]
-"""Reads the table of a declared split (a string or `SourceTable`), given that and its name, unchanged from its source."""
+"""Reads a table, unchanged from its source, given its declaration (a string or `SourceTable`) and the split's name."""
 SPLITS = ("train", "validation", "test")
 
 
 class Family:
     """The declaration of a family: how its tasks are read, checked, shown and tokenised, and how they are scored.
 
-    It has no instances. A task that is ready to train is one of its `prepared`.
+    A family is a class without instances. A task that is ready to train is an instance of its `prepared`.
     """
 
     name: ClassVar[str]
@@ -54,13 +54,13 @@ class Family:
     """The column of classes (int64) or tags (list<int64>), numbered by the task's label names, if there is one."""
     metrics: ClassVar[Mapping[str, str]]
     """Label in reports of every score that `scores` can return, by the score's name; the first is the usual main score.
-    Higher is better. `study.` marks the published evaluation's own variants (arXiv 2507.00994)."""
+    Higher is better. `study.` marks the variants of the study (arXiv 2507.00994)."""
     signed: ClassVar[tuple[str, ...]] = ()
     """The scores that lie between -1 and 1, such as correlations; all others lie between 0 and 1."""
     gold_columns: ClassVar[tuple[str, ...]] = ()
     """Numeric columns of `examples` that depend on the test data alone. Cells that differ in one are not compared."""
     study_metric: ClassVar[str | None] = None
-    """Main score of that study; None if the study has no such tasks."""
+    """Main score in the study; None if the study has no tasks of this family."""
     judged: ClassVar[bool] = False
     """True if an evaluation split consists of queries, a corpus and relevance judgements."""
     unanswerable: ClassVar[bool] = False
@@ -68,20 +68,20 @@ class Family:
     """True if `encode` supports `special_tokens: tokenizer`."""
     embeds: ClassVar[bool] = False
     """True if the loss is a function (`loss_of`) of the sequences' `embeddings` alone. A large batch can then be encoded
-    in chunks, and the fine-tuned encoder, with its pooling and prefixes, is one of sentence-transformers."""
+    in chunks, and the fine-tuned encoder, with its pooling and prefixes, is a sentence-transformers model."""
     hub_task: ClassVar[str | None] = None
     """The Hub's name of the family, in model cards; None if it is the same as `name`."""
     token_columns: ClassVar[tuple[str, ...]] = ("input_ids",)
     gold_words: ClassVar[str] = ""
-    """The gold spans of `regained`, in words."""
+    """Noun for the gold spans that `regained` returns, such as "answers"."""
     overlong_words: ClassVar[str] = "cut"
-    """How a sequence longer than `max_length` is made to fit, in words."""
+    """How a sequence longer than `max_length` is made to fit, as a phrase such as "in windows"."""
     shown: ClassVar[Mapping[str, str]] = {"gold": "gold", "prediction": "prediction"}
-    """The columns of `examples` in files of predictions, by their names there. The second is the prediction itself."""
+    """Columns of `examples` that files of predictions hold, by their names in these files. The second is the prediction itself."""
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return the faults of an added family, beside missing class attributes, on which later steps would fail."""
+        """Return the faults of a family from another package that would make later steps fail, except missing class attributes."""
         absent = [name for name in (*cls.signed, *filter(None, [cls.study_metric])) if name not in cls.metrics]
         taken = [name for name in cls.metrics if name in METRICS]
         return [
@@ -116,12 +116,12 @@ class Family:
 
     @classmethod
     def grouped(cls, split: Any, groups: pa.Array) -> Any:
-        """Return an evaluation split with the groups of its examples, [rows]."""
+        """Return an evaluation split with a column of its examples' `groups`, [rows]."""
         return split.append_column(GROUP, groups)
 
     @classmethod
     def groups(cls, data: TaskData, settings: TaskSettings) -> pa.ChunkedArray:
-        """Return the groups of the test examples that the settings leave, in order."""
+        """Return the group of each test example within the settings' limits, in order."""
         return limited(data.test, settings.max_evaluation_examples)[GROUP]
 
     @classmethod
@@ -158,7 +158,7 @@ class Family:
 
     @classmethod
     def check(cls, task: Task, where: str, table: pa.Table, names: tuple[str, ...]) -> None:
-        """Raise UserError for a row that the family cannot have, after the checks for an empty table and for nulls.
+        """Raise UserError for a row that is invalid in this family. Empty tables and nulls have been refused before.
 
         The message begins with `where`, and names the row and the fault.
         """
@@ -197,7 +197,7 @@ class Family:
 
     @classmethod
     def regained(cls, data: TaskData, encoded: Mapping[str, pa.Table], settings: TaskSettings) -> dict[str, Array]:
-        """Return, by split, which gold spans of text the tokens give back; none for a family without such spans.
+        """Return, by split, which gold spans of text can be recovered from their tokens; empty for a family without such spans.
 
         Args:
             encoded: the tables of `encode` with these settings, which truncate nothing.
@@ -211,7 +211,7 @@ class Family:
 
     @classmethod
     def measures(cls, columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
-        """Return scores as functions of example weights, with which they are computed again on resampled examples.
+        """Return scores as functions of example weights, so that they can be computed again on resampled examples.
 
         By default, a score is the mean of the column of its name.
 

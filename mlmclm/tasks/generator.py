@@ -21,4 +21,4 @@ class Generator(Protocol):
 
 
 GENERATORS: Registry[Generator] = KINDS["generator"]
-"""The generators by the `source` of their tasks; sources that are not here are the Hub or a folder."""
+"""The generators by the `source` of their tasks. Any other source is the Hub or a folder."""

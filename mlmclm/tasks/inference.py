@@ -43,13 +43,13 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
 }
 """Family -> canonical names of the columns of text, and of the label."""
 _START = "answer_start"
-"""The column, or key of an answer, with its place in the context."""
+"""The column, or the key within an answer, that holds the answer's position in the context."""
 _WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The user's overrides about a file; those that are None or empty are inferred.
+    """The user's choices for a file; a field that is None or empty is inferred.
 
     Attributes:
         family: name of a family (`ROLES`).
@@ -64,7 +64,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Reading:
-    """The family and columns as which a file is read.
+    """The family and the columns with which a file is read.
 
     Attributes:
         columns: the file's columns by canonical name.
@@ -120,7 +120,7 @@ class _Columns:
     where: str
 
     def family(self) -> str:
-        """Return the family that the columns' names and kinds suggest; classification also stands for regression."""
+        """Return the family that the columns' names and kinds suggest; classification may prove to be regression (`by_label`)."""
         tokens = [name for name in self._named(TOKEN_NAMES) if self.kinds[name].kind in ("list", "text")]
         if tokens and self._named(TAG_NAMES):
             return TAGS
@@ -250,8 +250,8 @@ class Rows:
     """A file's rows in the family's canonical columns.
 
     Attributes:
-        table: labels and tags are text, so that numbers that don't begin with 0 are classes too.
-        left_out: why rows are left out -> their number.
+        table: labels and tags are text, so that class numbers need not start at 0.
+        left_out: reason for leaving rows out -> number of such rows.
     """
 
     table: pa.Table
@@ -262,7 +262,7 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
     """Return the rows of a table as the task's family reads them.
 
     Raises:
-        UserError: a column is missing or holds something else, or a value isn't allowed; the message names column and row.
+        UserError: a column is missing, or a value isn't allowed in its column; the message names column and row.
     """
     for name in reading.columns.values():
         if name not in table.column_names:
@@ -369,7 +369,7 @@ def _words(value: object) -> list[str]:
 
 
 def _answers(value: object) -> dict[str, list[Any]]:
-    """Return the answers' texts and their places in the context; -1 for places that the file doesn't give."""
+    """Return the answers' texts and their positions in the context; -1 for positions that the file doesn't give."""
     _check_written(value)
     fields = value if isinstance(value, dict) else {"text": value}
     texts, starts = (item if isinstance(item, list) else [item] for item in map(fields.get, ("text", _START)))
@@ -380,7 +380,7 @@ def _answers(value: object) -> dict[str, list[Any]]:
 
 
 def _unfit(family: str, row: dict[str, Any]) -> str | None:
-    """Return why a row can't be used; answers get their place in the context."""
+    """Return why a row can't be used, else None. An answer without a position gets that of its first occurrence in the context."""
     if family != ANSWERS:
         return None
     texts, starts = row["answers"]["text"], row["answers"][_START]

@@ -5,7 +5,7 @@
   `.conllu`, `.iob2`, `.bio`, `.txt`). The columns are the task's tokens and tags, and `column_1`, `column_2` and so on.
 - TREC's judgements: query, 0, document and score (`.qrels`, `.trec`, `.txt`, `.tsv`, `.csv`). The columns are the task's
   query_id, corpus_id and score.
-- CSV and TSV whose first line is a row. The columns are those of the task's `header`.
+- CSV and TSV whose first line is a row of data. The columns are those of the task's `header`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SUFFIXES = (*TABLES, ".conll", ".conllu", ".iob2", ".bio", ".qrels", ".trec", ".
 DOCUMENT = "-DOCSTART-"
 """The word on the line that begins a document in CoNLL-2003."""
 _COMMENT = re.compile(r"#\s*\w+( id)?\s*=|#\s*new(doc|par)\b|#\s+id\s|#.*\s\w+=|#(begin|end) document\b")
-"""A comment of CoNLL-U (`# sent_id = 3`), MultiCoNER (`# id 4f2 domain=en`) or CoNLL-2012 (`#begin document`). A line whose
-word is a number sign doesn't look like this."""
+"""A comment of CoNLL-U (`# sent_id = 3`), MultiCoNER (`# id 4f2 domain=en`) or CoNLL-2012 (`#begin document`). A line for
+the word "#" doesn't match."""
 _CONLLU = 10
 """The number of columns of CoNLL-U, of which the fourth is the universal part of speech."""
 _PARTIAL = re.compile(r"\d+[-.]\d+")
-"""The number of a line of CoNLL-U that is no word of its own: a contraction, or a word that is not in the text."""
+"""The number of a CoNLL-U line that isn't one word: a contraction (3-4), or a word that is not in the text (3.1)."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _ROUND = re.compile(r"Q0|[0-9]+(\.[0-9]+)?")
 """The second field of a judgement: usually 0, and in TREC-COVID the round of judging. It is not used."""
@@ -146,8 +146,8 @@ def _judgements(path: Path, column: Callable[[str], str]) -> pa.Table:
 def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
     """Read sentences of words in columns: the word is in the first column and its tag in the last.
 
-    Where the first column numbers the words, they are in the second and third, as in UNER, and in CoNLL-U in the second
-    and fourth.
+    If the first column numbers the words, word and tag are in the second and third column, as in UNER, or in the second and
+    fourth, as in CoNLL-U.
     """
     import pyarrow as pa
 
@@ -171,7 +171,7 @@ def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
 
 
 def _numbered(sentences: list[list[list[str]]]) -> list[list[list[str]]] | None:
-    """Return the words of sentences whose first column numbers them, without other lines; None for other files."""
+    """Return the sentences without the lines that aren't one word, if the first column numbers the words; else None."""
     if not sentences or len(sentences[0][0]) < 3:
         return None
     # Only where words are numbered: elsewhere 2-1 and 3.5 are words.
@@ -183,7 +183,7 @@ def _numbered(sentences: list[list[list[str]]]) -> list[list[list[str]]] | None:
 
 
 def _sentences(path: Path, lines: Iterable[str], comment: re.Pattern[str]) -> list[list[list[str]]]:
-    """Return the fields of each line of each sentence; all lines of a file have the same number of them.
+    """Return the fields of each line of each sentence. All lines of a file must have the same number of fields.
 
     Args:
         comment: matches the beginning of a comment, which stands before a sentence.

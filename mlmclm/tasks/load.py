@@ -77,7 +77,7 @@ def _groups(task: Task, name: str, read: Read) -> pa.Array:
 
 
 def _held(task: Task, table: pa.Table) -> Array:
-    """Return which rows go to validation, bool [rows]: `validation_fraction`, in whole groups if there are groups.
+    """Return which rows go to validation, bool [rows]: the `validation_fraction`, in whole groups of `validation_group` if given.
 
     Raises UserError if no row would be left.
     """
@@ -110,7 +110,7 @@ def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> 
     """Return the SHA-256 of everything that examples and scores are computed from."""
     # "unanswerable" is left out when False, so that tasks that never declared it keep their fingerprints.
     kind: list[Any] = [task.family, task.pair_template, list(names), *(["unanswerable"] if task.unanswerable else [])]
-    # Mined from the training table when it is tokenised (`tasks.negatives`).
+    # Hard negatives are mined when the training table is tokenised (`tasks.negatives`), so only their settings are hashed.
     kind += [task.negatives.keyed(Role.TOKENS)] if task.negatives else []
     more = task.keyed(Role.TOKENS, Role.EVALUATION)
     kind += [more] if more else []

@@ -47,9 +47,9 @@ class TaskPreview:
     """Number of rows of each label, or the family's own statistics (`Family.label_counts`)."""
     lengths: dict[str, Lengths]
     examples: list[dict[str, Any]]
-    """The model's input and the expected output of each."""
+    """The model's input and the expected output of each example."""
     regained: dict[str, dict[str, int]]
-    """Gold answers or tagged words, by split: how many the right tokens give back, and `of` how many."""
+    """Numbers of gold answers or tagged words, by split: `regained` can be recovered from their tokens, `of` are all."""
 
 
 def preview_task(
@@ -58,7 +58,7 @@ def preview_task(
     """Tokenise a sample of a task as fine-tuning would, and show a fixed random choice of training examples.
 
     The settings' limits on the number of examples are ignored. Raises UserError if the tokenizer has no token to end a
-    sequence with, or gives ids that the model beside it doesn't know.
+    sequence with, or gives ids outside the vocabulary of the model in its folder.
     """
     family = data.task.kind
     # Encode without truncation first, to measure the real lengths.

@@ -1,4 +1,4 @@
-"""Metrics that are added to a family's own; registered, or of another package (`mlmclm.registry`)."""
+"""Metrics that are added to those of a family: registered in this process, or from another package (`mlmclm.registry`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Metric(ABC):
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return the fault, if a family has a score of this name: scores and keys would be ambiguous."""
+        """Return the fault if a family has a score of this name, which would make scores and keys ambiguous."""
         taken = [family for family, kind in KINDS["family"].items() if cls.name in kind.metrics]
         return [f"has the name of a score that {', '.join(taken)} has already"] if taken else []
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DISCOUNTS = 1 / np.log2(np.arange(10) + 2)
 """Discounts of the first ten ranks."""
 DRAWS, FEWEST_DRAWS = 200_000, 20
-"""Random draws of ten documents for the expectation of the study's NDCG: over all queries, and the fewest of one."""
+"""Random draws of ten documents for the expectation of the study's NDCG: total over all queries, and minimum per query."""
 
 
 def rankings(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> list[Ranking]:
@@ -62,7 +62,7 @@ def study_ndcg_at_10(
 
     It differs from `ndcg_at_10` in two ways: only judged documents are searched, and the ideal ranking is that of the
     ten documents found, so a relevant document that is not among them costs nothing. As in trec_eval, gains are the
-    grades themselves. The same queries have NaN.
+    grades themselves. Queries without a relevant document have NaN.
     """
     discounts = DISCOUNTS[: found.documents.shape[1]]
     values = np.full(len(query_ids), np.nan)
@@ -81,9 +81,9 @@ def study_ndcg_at_10(
 def constant_order(query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]]) -> Array:
     """Return the order of the documents, best first, that scores highest if it is the ranking of every query.
 
-    The mean of NDCG@10 (`ndcg_at_10`) over queries is a sum over ranks, of the rank's discount times its document's
-    weight: the sum over queries of its gain divided by the query's ideal. So documents in order of falling weight have
-    the highest mean. For the study's NDCG, whose ideal depends on the documents found, the order is a good one.
+    A document's weight is the sum, over queries, of its gain divided by the query's ideal. The mean NDCG@10 (`ndcg_at_10`) is
+    proportional to the sum, over ranks, of the rank's discount times its document's weight. So documents in order of falling
+    weight have the highest mean. For the study's NDCG, whose ideal depends on the documents found, the order is a good one.
 
     Returns:
         Document numbers, int [documents]; equal weights keep the order of the corpus.
@@ -101,7 +101,7 @@ def constant_order(query_ids: Sequence[str], document_ids: Sequence[str], qrels:
 def findable_grades(
     query_ids: Sequence[str], document_ids: Sequence[str], qrels: dict[str, dict[str, int]], own: Array | None = None
 ) -> list[list[int]]:
-    """Return each query's grades of the judged documents in the corpus, without its `own` (`search`)."""
+    """Return each query's grades of the judged documents in the corpus, without the one that it must not find (`own`, see `search`)."""
     present = dict.fromkeys(document_ids, True)
     forbidden = [None if own is None or own[row] < 0 else document_ids[own[row]] for row in range(len(query_ids))]
     return [
@@ -119,8 +119,8 @@ def expected_ndcg(
 
     Args:
         grades: the judgements of each query.
-        documents: number of documents that are ranked, of all queries or of each.
-        findable: the judgements of those that are ranked, if others are judged too.
+        documents: number of ranked documents, one number for all queries or one per query.
+        findable: the judgements of ranked documents, if documents that are not ranked are judged too.
     """
     expected = np.full(len(grades), np.nan)
     ranked = np.broadcast_to(documents, len(grades))
@@ -143,7 +143,7 @@ def expected_study_ndcg(
     """Return the expected study's NDCG@10 (`study_ndcg_at_10`) of each query, estimated from random draws (`DRAWS`).
 
     Args:
-        judged: number of documents that are judged for any query, which are those that are ranked.
+        judged: number of documents that are judged for any query; these documents are ranked.
         grades, findable: as in `expected_ndcg`.
     """
     draw = np.random.default_rng(0)

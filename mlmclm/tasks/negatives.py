@@ -17,10 +17,10 @@ WORD = re.compile(r"\w+")
 
 
 def mine_negatives(where: str, queries: pa.ChunkedArray, table: pa.Table, most: int) -> list[list[str]]:
-    """Return for each query the best `most` documents by BM25 that are no positive of it, best first.
+    """Return for each query the best `most` documents by BM25 that are not positives of the query, best first.
 
-    Documents are the distinct texts of the table's column `positive`, and a query's own are those of all rows with its
-    text. A query has fewer where fewer documents share a word with it. Documents of equal score are in the table's order.
+    Documents are the distinct texts of the table's column `positive`. A query's positives are those of all rows with its text.
+    It has fewer negatives if fewer documents share a word with it. Documents of equal score are in the table's order.
 
     Raises UserError, whose text begins with `where`, if bm25s is not installed, or no query has a negative.
 
@@ -62,10 +62,10 @@ def _words(text: str) -> list[str]:
 
 
 def _best(scores: np.ndarray[tuple[int], np.dtype[np.float32]], positives: set[int], most: int) -> list[int]:
-    """Return the numbers of the best documents with a score above 0, without a query's own; ties by number."""
+    """Return the numbers of the best documents with a score above 0, without the query's positives; ties by number."""
     scores = scores.copy()
     scores[list(positives)] = 0
-    # The score of place `most` is the same on every machine; which of its equals a partial sort returns is not.
+    # A partial sort gives the same score at rank `most` on every machine, but not the same one of several equal documents.
     least = np.partition(scores, -most)[-most] if most < len(scores) else 0
     good = np.flatnonzero((scores >= least) & (scores > 0))
     order = np.argsort(-scores[good], kind="stable")[:most]

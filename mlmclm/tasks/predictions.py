@@ -21,7 +21,7 @@ ALIKE = 1e-6
 def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
     """Return one plain object per test example (`Family.shown`), with names of labels, in the test split's order.
 
-    It has the number of its `row` if the examples have no `id`. Raises a `UserError` if a part was left out.
+    An object has the number of its `row` if the examples have no `id`. Raises a `UserError` if a part of the predictions is missing.
     """
     shown, columns = family_of(kept.result).shown, {**kept.columns, **kept.predictions}
     absent = [name for name in shown.values() if name not in columns]
@@ -40,7 +40,7 @@ def predicted(kept: KeptExamples) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, names: Sequence[str]) -> Any:
-    """Return plain values, with label names, if there are any, in place of whole numbers."""
+    """Return a value as plain Python objects, in which label names, if there are any, replace whole numbers."""
     if isinstance(value, np.ndarray | list):
         return [_plain(item, names) for item in value]
     plain = value.item() if isinstance(value, np.generic) else value

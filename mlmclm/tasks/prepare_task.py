@@ -166,10 +166,10 @@ def find_task(
 ) -> PreparedTask | None:
     """Return what `prepare_task` would, but do no work other than reading the data; None if there is more to do.
 
-    A family or metric that is not built in is rehearsed.
+    A family or metric that is not built in is rehearsed (`tasks.rehearsal`).
 
     Args:
-        check: whether to raise, if there is more to do, what `prepare_task` would, as far as a few examples show it.
+        check: whether to raise, if there is more to do, those errors of `prepare_task` that a few examples show.
     """
     generator = GENERATORS.find(task.source)
     # Loading the task would make the generator build the data.

@@ -108,7 +108,7 @@ class PreparedTask(ABC):
 
     @property
     def kind(self) -> type[Any]:
-        """The family (`tasks.family.Family`, which is above this module)."""
+        """The family (a `tasks.family.Family`; that module imports this one)."""
         return FAMILIES[self.family]
 
     @cached_property
@@ -118,7 +118,7 @@ class PreparedTask(ABC):
 
     @cached_property
     def training_data(self) -> str:
-        """Fingerprint of all that a training takes from the task: its tokenised rows, its family and its labels."""
+        """Fingerprint of everything in the task that training depends on: its tokenised rows, its family and its labels."""
         rows = read_json(self.folder / CHECKSUMS)["train.arrow"]["sha256"]
         return stable_hash([FAMILIES.keyed(self.family), rows, self.label_names, self.unanswerable])
 
@@ -166,7 +166,7 @@ class PreparedTask(ABC):
         return None
 
     def batch(self, rows: Array) -> Batch:
-        """Return the training rows with these numbers (int [B]) as a batch; by default all numbers are targets."""
+        """Return the training rows with these numbers (int [B]) as a batch; by default, all columns of numbers are targets."""
         columns = self.columns["train"]
         ids, types = columns["input_ids"], columns.get("token_types")
         targets = {name: column[rows] for name, column in columns.items() if not isinstance(column, Lists)}
@@ -194,10 +194,10 @@ class PreparedTask(ABC):
 
     @abstractmethod
     def predict(self, head: nn.Module, hidden: Tensor, packing: Packing, split: str, rows: Array) -> list[Array]:
-        """Return an array of the family's own shape for each sequence (`rows`, int [S]), which `examples` works on.
+        """Return one array per sequence, in a shape of the family's choice, from which `examples` computes its columns.
 
         `hidden` is [T, hidden], as in `loss`; `rows` are the sequences' numbers in the split's `input_ids`, int64 [S].
-        A NaN in the model's output must stay one, because that is how a diverged model is recognised.
+        A NaN in the model's output must stay NaN, because a diverged model is recognised by it.
         """
 
     @abstractmethod
@@ -205,11 +205,11 @@ class PreparedTask(ABC):
         """Compute a split's columns, one value per example [examples], from the predictions of all its sequences in order."""
 
     def blind(self) -> Iterator[tuple[str, Examples]]:
-        """Yield how the test split can be predicted without a model, in words, and the `examples` that this gives."""
+        """Yield each way to predict the test split without a model: a phrase for it, and the `examples` that it gives."""
         yield from ()
 
     def chance(self, metric: str) -> Chance | None:
-        """Return the best score that the test split gives without a model (`blind`); None if the family knows none."""
+        """Return the best score that the test split gives without a model (`blind`); None if the family has no such way."""
         levels = []
         for how, examples in self.blind():
             numbers = numeric(examples)
@@ -232,7 +232,7 @@ class StoredPreparation(FolderArtifact):
     again = "`mlmclm study` or `mlmclm sweep` sets it aside and makes it again"
 
     def origin(self) -> Origin:
-        """Read what it was made from; the tokenizer is in the key by its hash alone."""
+        """Read what the data were made from, except the tokenizer, of which only a hash in the key is known."""
         meta = read_json(self.folder / "meta.json")
         facts = {name: meta[name] for name in ("family", "task_data") if name in meta}
         return Origin({**facts, **meta.get("settings", {})}, {"task": meta.get("task")})
@@ -253,13 +253,13 @@ def prepared_key(task: Task, task_data: str, tokenizer: str, settings: TaskSetti
 
 
 def check_vocabulary(prepared: PreparedTask, tokenizer_folder: Path) -> None:
-    """Raise UserError for a damaged table, or a token id that the model in the folder, if there is one, doesn't know."""
+    """Raise UserError for a damaged table, or a token id outside the vocabulary of the model in the folder, if there is one."""
     for _, ids in prepared.token_ids():
         check_token_ids(ids, tokenizer_folder)
 
 
 def check_token_ids(ids: pa.ChunkedArray, tokenizer_folder: Path) -> None:
-    """Raise UserError for a token id that the model in the folder, if there is one, doesn't know."""
+    """Raise UserError for a token id outside the vocabulary of the model in the folder, if there is one."""
     config = tokenizer_folder / "config.json"
     size = read_json(config).get("vocab_size") if config.is_file() else None
     largest = None if size is None else pa.compute.max(pa.compute.list_flatten(ids, recursive=True)).as_py()

@@ -1,4 +1,4 @@
-"""Rehearsal of a family or metric that is not built in: it is called as later steps will, before anything is computed.
+"""Rehearsal of a family or metric that is not built in: its methods are called once, as in later steps, before any training.
 
 An untrained head predicts the test split from random states in place of an encoder's, which takes little time.
 """
@@ -49,7 +49,7 @@ def rehearse(task: Task, prepared: PreparedTask) -> None:
         return
     part = ""
     try:
-        for part in _parts(task, prepared):  # noqa: B007  # which one fails is said below
+        for part in _parts(task, prepared):  # noqa: B007  # the message below names the failing part
             pass
     except Exception as error:  # whatever the other code raises
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ class Ranking:
     """A ranking rule: highest score first, ties broken by `places`."""
 
     places: Array
-    """int [documents]: each document's place if all had the same score."""
+    """int [documents]: each document's rank if all scores were equal."""
     searched: Array | None = None
     """bool [documents]: whether a document can be found; None for all."""
 
@@ -62,8 +62,8 @@ def search(
     time, which bounds the memory beyond the vectors. The tile's size does not affect the result.
 
     Args:
-        own: number of a document that a query must not find, int [queries], -1 for none. Where too few others are left,
-            it fills the last place with a score of -inf.
+        own: number of the document that each query must not find, int [queries], -1 for none. If there are too few others,
+            that document is returned in the last place, with a score of -inf.
     """
     vectors = torch.from_numpy(np.stack(queries))  # [Q, width]
     best = [_Best(ranking, len(vectors), count, vectors.dtype) for ranking in rankings]

@@ -10,7 +10,7 @@ from mlmclm.configuration import Enters, Frozen, Role
 
 
 class TaskSettings(Frozen):
-    """The part of a protocol that task families read. Defaults without a source are this project's choice."""
+    """The part of a protocol that task families read. "Study" is arXiv 2507.00994; defaults without a source are this project's choice."""
 
     max_length: Annotated[int, Role.TOKENS, Role.WEIGHTS] = Field(default=512, ge=8)
     """Longest sequence in tokens, including its end-of-sequence token."""
@@ -53,8 +53,8 @@ class TaskSettings(Frozen):
     symmetric: Annotated[bool, Role.WEIGHTS] = False
     """Retrieval: average the loss with that of finding the query from the document."""
     distinct_batches: Annotated[bool, Role.WEIGHTS, Enters.IF_CHANGED] = False
-    """Retrieval: no text twice in a batch, where another row's positive would be a false negative. A task with hard
-    negatives always has such batches. Otherwise the loss leaves out only a second copy of a positive."""
+    """Retrieval: no text occurs twice in a batch, as another row's positive for the same query would be a false negative. A task
+    with hard negatives always has such batches. If False, the loss leaves out only a second copy of a positive."""
 
     @model_validator(mode="after")
     def _form_fits(self) -> TaskSettings:
@@ -74,7 +74,7 @@ class TaskSettings(Frozen):
         return self.special_tokens == "end" and self.pair_truncation == "longest_first"
 
     def at_most(self, rows: int) -> TaskSettings:
-        """Return the settings with limits of so many examples, or documents, of each split."""
+        """Return the settings with a limit of `rows` examples, and documents, per split."""
         limits = ("max_train_examples", "max_evaluation_examples", "max_evaluation_documents")
         return self.model_copy(update=dict.fromkeys(limits, rows))
 

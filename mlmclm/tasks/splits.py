@@ -23,7 +23,7 @@ from mlmclm.tasks.layouts import SUFFIXES, read_layout
 def reader(
     task: Task, store: Path, data_root: Path | None, progress: Progress | None
 ) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
-    """Return a function that reads a table of this task, given its declaration and its name, and whether from the Hub.
+    """Return a function that reads a table of this task, given the table's declaration and name; and whether it reads the Hub.
 
     Raises UserError if the folder of a local task is missing.
     """
@@ -43,7 +43,7 @@ def reader(
 
 
 def data_source(task: Task, store: Path, data_root: Path | None) -> str | dict[str, str]:
-    """Return where the data of a task that has been read are: a folder, or the fields of `hub_source`."""
+    """Return the origin of a task's data, once they have been read: a folder, or the fields of `hub_source`."""
     generator = GENERATORS.find(task.source)
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if generator is not None:
@@ -54,7 +54,7 @@ def data_source(task: Task, store: Path, data_root: Path | None) -> str | dict[s
 
 
 def hub_data(task: Task) -> dict[str, str]:
-    """Return the data set of the Hub that a task is declared on, as `hub_source` does; empty if there is none."""
+    """Return the data set of the Hub that a task declares, in the form of `hub_source`; empty if there is none."""
     if task.source == "local" or GENERATORS.find(task.source) is not None:
         return {}
     test = task.splits.test.corpus if isinstance(task.splits.test, Judged) else task.splits.test
@@ -126,7 +126,7 @@ def _read_local(task: Task, folder: Path, part: str | SourceTable, name: str) ->
 
 
 def _read_hub(task: Task, folder: Path | None, part: str | SourceTable, name: str) -> Columns:
-    """Read one split of a Hub data set, without running its code; a copy in `folder` could stand in for it.
+    """Read one split of a Hub data set, without running its code; errors suggest a local copy in `folder`.
 
     Raises:
         UserError: the data set or the split does not exist, is not public, or would be read from local files.

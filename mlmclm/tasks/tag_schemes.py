@@ -1,6 +1,6 @@
 """Schemes of tags, and how each is read as entities.
 
-- IOB2, IOBES and BILOU (also BMES and BMEWO): a letter before the type, or after it, says where in an entity a word is.
+- IOB2, IOBES and BILOU (also BMES and BMEWO): a letter before or after the type gives a word's position in its entity.
 - IO, as in Few-NERD: types alone, and O. Neighbouring words of one type are an entity.
 - Parts of speech and the like: tags alone, without O. Each word is a unit.
 - IOB1 (Ramshaw and Marcus, 1995), as in CoNLL-2003's original files, is converted to IOB2. An entity begins with I-, and
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 _PLACE = re.compile(r"([BIESLUMW])(?:[-_](.+))?")
 _PLACE_LAST = re.compile(r"(?P<type>.+)[-_]([BIESLUMW])")
 _LETTERS = {"L": "E", "U": "S", "M": "I", "W": "S"}
-"""Letters of other schemes -> IOBES's for the same place."""
+"""Letters of other schemes -> the letters of IOBES for the same position in an entity."""
 
 
 def as_iobes(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return tags by IOBES's letters, which seqeval reads, in the same order; None for a mix of tags with and without letters."""
+    """Return tags with the letters of IOBES, which seqeval reads, in the same order; None for a mix of tags with and without letters."""
     others = [name for name in names if name != "O"]
     if all(map(_PLACE.fullmatch, others)):
         return tuple(_iobes(*match.groups()) if (match := _PLACE.fullmatch(name)) else name for name in names)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MARK = re.compile(r"[\u0300-\u036f\u1160-\u11ff\u3099\u309a]")
-"""Characters that go on with the one before: accents, vowels and final consonants of Hangul, voicing marks of kana."""
+"""Characters that combine with the one before: accents, vowels and final consonants of Hangul, voicing marks of kana."""
 FIRST, SECOND = "{text}", "{text_pair}"
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens to keep of two texts, given their lengths.
+    """Return how many tokens to keep of two texts, given their lengths and the `room` for both.
 
     The result is that of transformers' `truncation="longest_first"` with a fast tokenizer.
     """
@@ -53,7 +53,7 @@ def encode_texts(
     Returns:
         `input_ids`. For pairs joined by a template also `lost`, whether truncation leaves nothing of one of the texts,
         and `recut`, whether truncating the longer text gives another sequence than truncating the joined text. For
-        pairs in the tokenizer's own form `token_types`, if these tell parts of a pair apart.
+        pairs in the tokenizer's own form also `token_types`, if the tokenizer gives a pair more than one type.
 
     Raises:
         UserError: the tokenizer lacks a required token or puts a pair's second text first, or the limit leaves no room for
@@ -124,7 +124,7 @@ def _owners(template: str, pair: tuple[str, str], last: np.ndarray[Any, Any]) ->
         last: position of each token's last character in the joined text, int [tokens].
     """
     first, second = template.index(FIRST), template.index(SECOND)
-    # `_joined` replaces {text_pair} after {text}, so also in a first text that contains it.
+    # `_joined` replaces {text} and then {text_pair}, also where the first text contains the latter.
     first_size, second_size = len(pair[0].replace(SECOND, pair[1])), len(pair[1])
     if first < second:
         second += first_size - len(FIRST)
@@ -145,7 +145,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[
 
 
 def _check_special_tokens(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) -> None:
-    """Raise UserError if the tokenizer puts no token around a text, or none between two texts."""
+    """Raise UserError if the tokenizer puts no token around a text, or none between two texts, or the second text first."""
     where = f"special_tokens: tokenizer: the tokenizer in {tokenizer.name_or_path}"
     if not any(special_tokens(tokenizer)):
         raise UserError(f"{where} adds no token to a text. Use special_tokens: end, which ends it with EOS.")
@@ -161,7 +161,7 @@ def _check_special_tokens(tokenizer: PreTrainedTokenizerFast, *, pairs: bool) ->
 
 
 def _has_types(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether a tokenizer gives the parts of a pair more than one token type; a missing start or end counts as type 0."""
+    """Return whether a tokenizer gives a pair more than one token type; a missing special token at either end counts as type 0."""
     pair = tokenizer("a", "a", return_token_type_ids=True, return_special_tokens_mask=True)
     types, special = set(pair["token_type_ids"]), pair["special_tokens_mask"]
     return len(types | (set() if special[0] and special[-1] else {0})) > 1
@@ -189,9 +189,9 @@ def token_spans(
 ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
     """Tokenise as `token_ids` does; also return the (start, end) characters of each token.
 
-    Byte-level post-processors trim a span by the spaces of its token. Pre-tokenizers may put such spaces before words
-    without any in the text (RobBERT); trimming then cuts off letters, which are given back. So are marks that a
-    normalizer has joined to the letter before them, or removed.
+    Byte-level post-processors shorten a span by the spaces in its token. If the pre-tokenizer put a space before a word that
+    has none in the text (RobBERT), this cuts off a letter, which is restored. Marks that a normalizer has joined to the letter
+    before them, or removed, are restored too.
     """
     from tokenizers import processors
 
@@ -216,7 +216,7 @@ def _restored(
     if trimmed is untrimmed and text.isascii():
         return list(trimmed)
     inner, outer = (np.array(spans, dtype=np.int64).reshape(-1, 2) for spans in (trimmed, untrimmed))
-    solid = np.cumsum([0, *(not character.isspace() for character in text)])  # such characters before each position
+    solid = np.cumsum([0, *(not character.isspace() for character in text)])  # non-spaces before each position
     cut = solid[inner[:, 1]] - solid[inner[:, 0]] < solid[outer[:, 1]] - solid[outer[:, 0]]
     spans = np.where(cut[:, None], outer, inner)
     if not text.isascii():

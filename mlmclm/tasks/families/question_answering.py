@@ -38,11 +38,11 @@ _NUMBER, _NUMBERS = pa.int32(), pa.list_(pa.int32())
 WINDOWS = pa.schema(
     [
         ("input_ids", _NUMBERS),
-        ("example", _NUMBER),  # its number in the split
+        ("example", _NUMBER),  # number of the example in the split
         ("passage", _NUMBER),  # index in the sequence where the passage begins
         ("begin", _NUMBER),  # position in the passage of the window's first token
         ("first", _NUMBERS),  # first character of each passage token
-        ("last", _NUMBERS),  # the one after its last character
+        ("last", _NUMBERS),  # position after the last character of each
         ("start", _NUMBER),  # targets, as indices in the sequence
         ("end", _NUMBER),
     ]
@@ -172,7 +172,7 @@ class AnsweringTask(PreparedTask):
         }
 
     def _graded(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> Examples:
-        """Return the columns that compare texts; the study's F1 compares positions, and is 0 unless `examples` has them."""
+        """Return the scores that compare texts. The study's F1 compares positions, so it is 0 here; `examples` replaces it."""
         grade = graded_with_unanswerable if self.unanswerable else graded
         return grade(texts, references) | {"study.f1": np.zeros(len(texts))}
 
@@ -180,7 +180,7 @@ class AnsweringTask(PreparedTask):
         windows, references = self.columns["test"]["first"].lengths.tolist(), self._examples["test"][1]
         if self.unanswerable:
             yield "never an answer", self._answered([(0.0, 0, 0)] * len(windows), none=1.0)
-        # The passage, up to the longest answer. Of several windows `spans` keeps the first of equal scores.
+        # As many tokens of the passage as an answer may have. Of windows with equal scores, `spans` keeps the first.
         reach = self.settings.max_answer_tokens
         yield "the start of the passage", self._answered([(1.0, 0, min(tokens, reach) - 1) for tokens in windows])
         for text in constant_answers(references):
@@ -191,11 +191,11 @@ class AnsweringTask(PreparedTask):
         yield "words from anywhere", numbers
 
     def _answered(self, spans: Sequence[tuple[float, int, int]], none: float = 0.0) -> Examples:
-        """Return the test examples for a prediction in each window; `none` is the score of no answer, where there is one."""
+        """Return the test examples for a prediction in each window; `none` scores the empty answer, if that is allowed."""
         return self.examples("test", [np.array([*span, *([none] if self.unanswerable else [])]) for span in spans])
 
     def _guesses(self, draw: np.random.Generator) -> list[tuple[float, int, int]]:
-        """Answer each test question by one to four words from anywhere in its passage: a prediction in each window."""
+        """Answer each test question by one to four words from anywhere in its passage; return a prediction for each window."""
         table, (contexts, *_) = self.columns["test"], self._examples["test"]
         starts = np.flatnonzero(np.diff(table["example"], prepend=-1))  # first window of each example
         chosen = starts + draw.integers(np.diff(np.append(starts, len(table["example"]))))

@@ -65,7 +65,7 @@ class _Evaluation:
     documents: list[str]
     qrels: dict[str, dict[str, int]]
     skip: Array | None
-    """Number of the document that each query must not find, int [queries], -1 for none; None if no query has one."""
+    """Number of the document that each query must not find, int [queries], -1 for none; None if no query has such a document."""
 
 
 class RetrievalTask(PreparedTask):
@@ -84,7 +84,7 @@ class RetrievalTask(PreparedTask):
 
     @cached_property
     def _texts(self) -> Lists:
-        """The numbers of each row's texts: query, positive, hard negatives. Texts with the same tokens have the same."""
+        """The numbers of each row's texts: query, positive, hard negatives. Texts with the same tokens have the same number."""
         numbers: dict[bytes, int] = {}
 
         def number(lists: Lists) -> Array:
@@ -155,7 +155,7 @@ class RetrievalTask(PreparedTask):
 
         Args:
             vectors: embeddings of all queries, their documents and all hard negatives, [2B + negatives, hidden].
-            targets: `documents`, numbers of the documents' and negatives' texts; with negatives also `queries`.
+            targets: `documents`, numbers of the documents' and negatives' texts; in distinct batches also `queries`, numbers of theirs.
         """
         import torch
         import torch.nn.functional as functional
@@ -229,7 +229,7 @@ class RetrievalTask(PreparedTask):
 class Retrieval(Family):
     """Scored by NDCG@10 over the corpus, which `max_evaluation_documents` may limit, and by the study's NDCG@10.
 
-    The study's searches the judged documents only.
+    The study's NDCG@10 searches only the judged documents.
     """
 
     name = "retrieval"
@@ -374,7 +374,7 @@ def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
     queries = limited(queries, settings.max_evaluation_examples)
     qrels = judged.qrels.filter(pa.compute.is_in(judged.qrels["query_id"], queries["id"].combine_chunks()))
     corpus = judged.corpus
-    # Judged documents are never left out, so a limit of 0 leaves them alone.
+    # Judged documents are never left out, so a limit of 0 keeps only them.
     limit = 0 if settings.max_evaluation_documents == "judged" else settings.max_evaluation_documents
     if limit is not None and limit < corpus.num_rows:
         needed = pa.compute.is_in(corpus["id"], qrels["corpus_id"].combine_chunks()).to_numpy()
@@ -440,7 +440,7 @@ def _relevant(qrels: pa.Table, *, to_itself: bool = False) -> pa.Table:
 
 
 def _without_absent(where: str, judged: RetrievalSet) -> RetrievalSet:
-    """Return the set with the judgements of its queries, and say how many judgements are of absent texts.
+    """Return the set with only the judgements of its queries; print how many judgements are about absent queries or documents.
 
     As in trec_eval, an absent document counts as not retrieved, and an absent query is not evaluated.
 

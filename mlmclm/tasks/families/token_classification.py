@@ -55,8 +55,8 @@ def study_f1(true: Sequence[Array], predicted: Sequence[Array], tags: int) -> Ar
 
     A sentence without words has NaN. The split's score is the mean over sentences.
 
-    A sentence's tags are those that occur in its gold or predicted tags, numbers below `tags`. If all tags of the set
-    counted, the published scores could not exceed 90 %.
+    The average is over the tags that occur among the sentence's gold or predicted tags (numbers below `tags`). If the whole
+    tag set counted, the published scores could not exceed 90 %.
     """
     sentence = np.repeat(np.arange(len(true)), [len(row) for row in true])
     # Number the (sentence, tag) pairs, so that one bincount gives the counts of every sentence.
@@ -146,7 +146,7 @@ class TaggingTask(PreparedTask):
         The columns also hold each sentence's study F1, and its gold and predicted tags.
         """
         gold = list(self.columns[split]["tags"])
-        # A mix of schemes is only accepted where no entities count.
+        # A mix of schemes is only accepted if the task's metric doesn't use entities.
         names = as_iobes(self.label_names) or self.label_names
         pairs = list(zip(gold, predictions, strict=True))
         entities = [[entities_of(tuple(names[int(tag)] for tag in tags)) for tags in pair] for pair in pairs]
@@ -214,8 +214,8 @@ class TokenClassification(Family):
                 f"lacks {', '.join(missing)}. Add {'it' if len(missing) == 1 else 'them'}."
             )
         if columns.carried("tags"):
-            return (*names, *missing)  # the data may hold numbers, which the source's names have in this order
-        # In the order that the names would have if they were in the data.
+            return (*names, *missing)  # numbers in the data are indices into the source's names
+        # In the order that `Columns.label_names` gives to names in the data.
         return tuple(sorted((*names, *missing), key=lambda name: (name != "O", name)))
 
     @classmethod
@@ -236,7 +236,7 @@ class TokenClassification(Family):
 
     @staticmethod
     def _are_iob1(tags: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> bool:
-        """Return whether numbered tags are IOB1. Without any B- they are only IO, whose entities have no beginnings."""
+        """Return whether numbered tags are IOB1. Tags without any B- are IO, which doesn't mark the beginning of an entity."""
         letters = {name[0] for name in names if name[1:2] == "-"}
         if "B" not in letters or letters - {"B", "I"}:
             return False
