@@ -1,7 +1,7 @@
 """Chance levels of lm-evaluation-harness's tasks: scores of answers given without a model, by the harness's own metrics.
 
-Only metrics of a choice between continuations have one. A perplexity, the probability of a single continuation and
-generated text have none.
+Only metrics of a choice between continuations have a chance level. A perplexity, the probability of a single continuation
+and generated text have none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lm_eval.api.task import Task
 from mlmclm.results.chance import Chance
 
 SHARES = ("acc", "acc_norm", "acc_bytes")
-"""Metrics that are the mean of whether each example is answered rightly."""
+"""Metrics that are the share of examples answered correctly."""
 COUNTED = (*SHARES, "f1", "mcc")
 """Metrics that depend on the chosen options alone."""
 
@@ -23,8 +23,8 @@ COUNTED = (*SHARES, "f1", "mcc")
 def chances_of(task: Task) -> dict[str, Chance]:
     """Return the chance levels of a task's metrics, by the metrics' names; the requests must be built.
 
-    A level is the higher of two scores: the expected one of a uniform guess among each example's options, and, where
-    all examples have the same options, that of always choosing the best of them.
+    A level is the expected score of a uniform guess among each example's options. If all examples have the same options
+    and always choosing the best of them scores higher, it is that score.
     """
     if task.OUTPUT_TYPE != "multiple_choice":
         return {}
@@ -58,7 +58,7 @@ def _constant(
     total = task.aggregation()[metric]
     try:
         scores = [float(total([row[number][metric] for row in scored])) for number in range(len(options))]
-    except ValueError:  # scikit-learn's F1 of two classes, where an answer is of a third
+    except ValueError:  # scikit-learn's F1 of two classes refuses an answer of a third
         return []
     return [Chance(score, f"always {name!r}") for score, name in zip(scores, options, strict=True)]
 

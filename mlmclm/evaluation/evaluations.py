@@ -36,11 +36,11 @@ SENTENCE_FILES = (
 )  # fmt: skip
 """Files that sentence-transformers reads in a model's folder, besides weights and its modules' files (`1_Pooling`)."""
 VERSIONED = "config_sentence_transformers.json"
-"""The one of these files that has the versions that wrote it. Only a warning depends on them."""
+"""The file among them that names the versions that wrote it. Only a warning depends on these versions."""
 
 
 class ZeroShotTask(Protocol):
-    """A task that a model answers as it is: a language model, or one of sentence-transformers (`mteb_tasks`).
+    """A task for a model without fine-tuning: a language model, or a sentence-transformers model (`mteb_tasks`).
 
     `fingerprint` is a hash of everything that determines the scores of a given model, `limit` the number of examples if
     not all are used, `requests` the number of questions to the model, and `chances` the chance levels of the metrics that
@@ -62,10 +62,10 @@ class ZeroShotTask(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to evaluate: its name, the folder whose weights are scored, how, and the hashes of its files.
+    """A model to evaluate: its name, the folder whose weights are scored, the kind of scoring, and the hashes of its files.
 
-    `tokenizer` is a hash of everything that decides which tokens the model sees, its context included. `earlier` are both
-    hashes by earlier definitions, under which results may be filed (`filed_as`).
+    `tokenizer` is a hash of everything that decides which tokens the model sees, its context length included. `earlier` has
+    pairs of both hashes as earlier versions computed them, under which results may be filed (`filed_as`).
     """
 
     name: str
@@ -102,7 +102,7 @@ class Subject:
             meta = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
         classes = config.get("architectures") or [""]
-        # Earlier results of decoders are of their last tokens.
+        # Earlier results of decoders used the last token's vector; this entry gives those of mean pooling other keys.
         decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
         pooled = {"pooling": "mean"} if decodes else {}
         keys = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | meta | pooled, of_bytes | pooled))
@@ -130,13 +130,13 @@ class Subject:
     def _hashed(
         cls, name: str, folder: Path, scoring: Scoring | Literal["embedding"], tokenizers: Iterable[str]
     ) -> Subject:
-        """Return the subject with these hashes of its tokenizer, today's first."""
+        """Return the subject with these hashes of its tokenizer, of which the first is by the current definition."""
         first, *earlier = dict.fromkeys(product(weights_hashes(folder), tokenizers))
         return cls(name, folder, scoring, *first, tuple(earlier))
 
 
 _loaded: dict[Path, Unchanged] = {}
-"""The files of the models that this process has loaded, as they were then, by folder."""
+"""The state of the files of each model that this process has loaded, at that time, by folder."""
 
 
 def _entry(file: Path, name: str) -> Any:
@@ -170,7 +170,7 @@ def evaluation_key(subject: Subject, task: ZeroShotTask) -> str:
 
 
 def filed_as(subject: Subject, task: ZeroShotTask, results_store: KeptEvaluations) -> Subject:
-    """Return the subject with those of its hashes under which its result on a task is filed, if there is one."""
+    """Return the subject with the hashes under which its result on a task is filed; unchanged if there is no result."""
     for weights, tokenizer in ((subject.weights, subject.tokenizer), *subject.earlier) if subject.earlier else ():
         named = replace(subject, weights=weights, tokenizer=tokenizer)
         if results_store.find(evaluation_key(named, task)) is not None:
@@ -181,7 +181,7 @@ def filed_as(subject: Subject, task: ZeroShotTask, results_store: KeptEvaluation
 def compute_evaluation(
     subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel, observe: Observer | None = None
 ) -> dict[str, Any]:
-    """Evaluate a model on a task and return the result, as a JSON object; a `UserError` if its files have changed meanwhile."""
+    """Evaluate a model on a task; return the result as a JSON object. Raises `UserError` if the model's files have changed meanwhile."""
     from mlmclm.backends.choice import backend_of
 
     began = time.perf_counter()
@@ -216,7 +216,7 @@ def find_or_compute(
     load: Callable[[], LanguageModel | SentenceModel],
     observe: Observer | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return a model's result on a task, and whether it was computed now; only if so, `load` is called and it is filed.
+    """Return a model's result on a task, and whether it was computed now. Only then is `load` called and the result filed.
 
     Raises:
         UserError: it could not be computed; the message names model and task.
@@ -259,7 +259,7 @@ def under_names(
 
 
 def main_metric(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of the metric that stands for the task."""
+    """Return the name of a task's main metric."""
     return next((name for name in MAIN_METRICS if name in metrics), next(iter(metrics), ""))
 
 

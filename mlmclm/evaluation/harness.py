@@ -51,18 +51,18 @@ from mlmclm.storage.files import first_existing, places_of, stable_hash
 SEED = 1234
 """Seed for choosing few-shot examples, the harness's own default."""
 MOST_TOKENS = 256
-"""Largest number of tokens to generate if a task doesn't say, the harness's own default."""
+"""Maximum number of tokens to generate if a task sets none, the harness's own default."""
 NAMES = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "metadata")
-"""Entries of a task's definition that only name it or locate its data; the content of the data counts instead."""
+"""Entries of a task's definition that are not hashed: they only name it or locate its data, whose content is hashed instead."""
 FILES = ("parquet", "json", "csv", "text", "arrow")
-"""Values of `dataset_path` that stand for files rather than for a data set of the Hub."""
+"""Values of `dataset_path` that mean files rather than a data set of the Hub."""
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs each of its steps as a warning or information
 datasets.disable_progress_bars()
 
 
 class HarnessModel(LM):
-    """A language model with the harness's interface; `observe` starts again with each kind of request.
+    """A language model with the harness's interface; `observe` counts from 0 again for each kind of request.
 
     `score_end` is for masked models: whether the end token after a continuation is scored too.
     """
@@ -121,10 +121,10 @@ class HarnessTask:
     fingerprint: str
     """Hash of the requests, the documents and the metrics: everything that determines the scores of a given model."""
     compares: bool
-    """Whether it compares several continuations of a document. Their ends are then scored too (arXiv 2406.04823).
+    """Whether it compares several continuations of a document. Their end tokens are then scored too (arXiv 2406.04823).
 
-    In other tasks, such as a perplexity, the likelihood itself is the result. An end token inside a document, which only
-    a masked model would be asked for, must not count in it.
+    In other tasks, such as a perplexity, the likelihood itself is the result. It must not include an end token inside a
+    document, which only masked models score.
     """
 
     @cached_property
@@ -136,7 +136,7 @@ class HarnessTask:
         """Return the metrics, and each document's value of every metric."""
         # Otherwise the choice of few-shot examples would continue from the last run, or from the fingerprint.
         self.task.set_fewshot_seed(seed=SEED)
-        # The harness's own errors are estimated by a bootstrap in processes; intervals are computed from the values.
+        # No bootstrap: the harness would start processes for standard errors, and intervals are computed from the values.
         outcome = evaluate(
             HarnessModel(model, observe, score_end=self.compares),
             {"tasks": {self.name: self.task}},
@@ -158,11 +158,11 @@ class HarnessTask:
 
 
 def load_tasks(names: Sequence[str], *, data_root: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
-    """Read tasks and their data; a group of tasks, or a tag, stands for its tasks.
+    """Read tasks and their data; a group of tasks, or a tag, means all of its tasks.
 
     Args:
         names: names of the harness's tasks, or YAML files in its format.
-        data_root: folder of local data sets, which stand in for those of the Hub.
+        data_root: folder of local data sets, which replace those of the Hub.
         limit: number of documents of each task to evaluate; None for all.
 
     Raises:
@@ -222,7 +222,7 @@ def _check_definition(name: str, spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in keys:
             raise unknown("key", str(key), keys, where=f"--task {name}")
-    # `process_results` computes metrics of its own; an included file may have it.
+    # A function `process_results` may compute other metrics; an included file may have it too.
     own_metrics = "process_results" in spec or "include" in spec
     for entry in () if own_metrics else spec.get("metric_list") or ():
         options = entry if isinstance(entry, dict) else {"metric": entry}
@@ -321,7 +321,7 @@ def _json_as_written(data_files: Any) -> dict[str, Any]:
     written = {
         split: pa.concat_tables(map(read_table, part), promote_options="permissive") for split, part in files.items()
     }
-    # A file that it can't read at all, such as one with numbers of more than 19 digits, is read here too.
+    # A file that `datasets` can't read at all, such as one with numbers of more than 19 digits, is also read as written.
     with suppress(ValueError, OSError, pa.ArrowException, datasets.exceptions.DatasetsError):
         data = datasets.load_dataset("json", data_files={split: list(map(str, part)) for split, part in files.items()})
         if not any(_guesses(dataset.features.arrow_schema, written[split].schema) for split, dataset in data.items()):
@@ -340,7 +340,7 @@ def _guesses(guessed: pa.Schema, written: pa.Schema) -> bool:
 
 
 def _by_split(data_files: Any) -> dict[str, list[Path]]:
-    """Return the files of each split; files alone are those of `train`."""
+    """Return the files of each split; files without a split are those of `train`."""
     splits = data_files if isinstance(data_files, dict) else {"train": data_files}
     return {split: [Path(file) for file in (raw if isinstance(raw, list) else [raw])] for split, raw in splits.items()}
 

@@ -10,11 +10,11 @@ from mlmclm.errors import UserError, one_line
 
 
 def cannot_load(where: str, path: str, error: Exception, remedy: str = "") -> UserError:
-    """Return the error for a data set of the Hub (OWNER/NAME); its message says what the cache has of it.
+    """Return the error for a data set of the Hub (OWNER/NAME); its message says whether the cache has a part of it.
 
     Args:
         where: beginning of the message.
-        remedy: what else helps, from "; or" on.
+        remedy: end of the message, another remedy, which begins with "; or".
     """
     cause = error.__cause__ or error  # datasets wraps the original error
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "___".join(path.split("/")[:2])

@@ -20,14 +20,14 @@ from mlmclm.objectives.objective import parse_objective
 from mlmclm.storage.files import read_json
 
 Scoring = Literal["causal", "masked", "mntp"]
-"""From earlier tokens, from both sides at a mask, or from both sides one position before the mask."""
+"""How a token is predicted: from earlier tokens, from both sides at a mask, or from both sides one position before the mask."""
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 NO_LIMIT = 1024
 """Longest sequence of a model whose config.json names none, in tokens."""
 
 
 def scoring_of(folder: Path, wanted: str | None = None) -> tuple[Path, Scoring]:
-    """Return the folder whose weights are scored, and how.
+    """Return the folder whose weights are scored, and the kind of scoring.
 
     Without `wanted`, the objective in an exported folder's notes decides. A model whose last training was causal is
     scored as the decoder that was exported with it. In other folders the class in config.json decides.
@@ -124,7 +124,7 @@ class LanguageModel:
                 raise UserError(f"{folder}: the tokenizer names no {missing} token, which masked scoring needs.")
             earlier = scoring == "mntp"
             reading = MaskedReading(tokenizer.mask_token_id, texts.start, end, earlier=earlier)
-            # The token before a document is the end of the one before.
+            # In training, the token before a document was the end token of the previous one.
             start = end[:1] if earlier and not texts.start else []
         with quiet():
             return cls(model.eval().to(device), texts, longest, start, reading)
@@ -132,7 +132,7 @@ class LanguageModel:
     def likelihoods(
         self, pairs: Sequence[tuple[str, str]], *, score_end: bool = True, observe: Observer | None = None
     ) -> list[Likelihood]:
-        """Score continuations given contexts, either as text; an empty context stands for the beginning of a text.
+        """Score continuations given contexts, either as text; an empty context means the beginning of a text.
 
         Masked scoring scores the end token too unless `score_end` is false.
         """
@@ -141,8 +141,8 @@ class LanguageModel:
     def rolling(self, texts: Sequence[str], *, observe: Observer | None = None) -> list[float]:
         """Return the log likelihood of each text, whatever its length, without an end token.
 
-        A long text is divided into windows. Each begins where the one before has ended; the last has as much context as
-        fits.
+        A long text is divided into windows. Each predicts the tokens after those of the window before; the last one has as
+        much context as fits.
         """
         size = self.longest if self.reading is None else self.reading.room(self.longest) - 1
         parts = [
@@ -157,7 +157,7 @@ class LanguageModel:
     def generate(
         self, contexts: Sequence[str], *, stop: Sequence[str], most: int, observe: Observer | None = None
     ) -> list[str]:
-        """Continue texts greedily (`generate_causal`); it is an error if no context fits beside so many tokens."""
+        """Continue texts greedily (`generate_causal`); raise UserError if `most` tokens leave no room for a context."""
         room = (self.longest if self.reading is None else self.reading.room(self.longest)) - most
         if room < 1:
             raise UserError(
@@ -170,7 +170,7 @@ class LanguageModel:
         return generate_masked(self.model, tokenizer, begun, self.reading, stop=stop, most=most, observe=observe)
 
     def _begun(self, pair: ContinuationIds) -> ContinuationIds:
-        """Return a pair with what stands before its context; `MaskedReading` adds the start of an encoder's text."""
+        """Return a pair with the tokens that begin a text before its context; `MaskedReading` adds an encoder's start tokens."""
         always = self.texts.start if self.reading is None else []
         return ContinuationIds([*always, *pair.context] or self.start, pair.continuation)
 

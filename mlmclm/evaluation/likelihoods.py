@@ -69,7 +69,7 @@ class MaskedReading:
 def length_batches(
     lengths: Sequence[int], tokens: int = TOKENS, observe: Observer | None = None
 ) -> Iterator[list[int]]:
-    """Divide sequences, by their numbers, into batches of equal length; the longest come first.
+    """Divide the numbers of sequences into batches of sequences of equal length, the longest first.
 
     Args:
         tokens: most tokens in a batch of more than one sequence.

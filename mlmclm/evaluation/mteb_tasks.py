@@ -35,7 +35,7 @@ from mlmclm.tasks.search import BestDocuments
 PARTS = ("queries", "corpus", "qrels")
 """Files of a local retrieval set, NAME.parquet, in the columns of BEIR's data sets on the Hub."""
 LARGEST_SCORE = 1_000_000
-"""Largest judgement of a document. The evaluation keeps a table with a place for each smaller one."""
+"""Largest judgement of a document. The evaluation allocates a table with an entry for each smaller value."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SentenceModel:
         if not (folder / "modules.json").is_file():
             say(f"{folder}: not a sentence-transformers folder; a text's vector is the mean over its tokens.")
             model[0].model = read_base(folder).to(device)  # refuses missing weights
-            model[1] = Pooling(model[1].embedding_dimension, "mean")  # by default, a decoder's is its last token's
+            model[1] = Pooling(model[1].embedding_dimension, "mean")  # a decoder's default is its last token's vector
         # sentence-transformers follows the tokenizer's class, which may make other tokens than tokenizer.json.
         if model.tokenizer is not None and not getattr(model[0], "do_lower_case", False):
             tokenizer = load_tokenizer(folder)
@@ -73,7 +73,7 @@ class MtebTask:
     limit: int | None = None
     requests: int = 0
     chance: Chance | None = None
-    """The chance level of its main score, of a local set; the data of other tasks is not loaded before they run."""
+    """The chance level of its main score, for a local set only: the data of other tasks is not loaded before they run."""
 
     @property
     def name(self) -> str:
@@ -235,8 +235,8 @@ def _local(folder: Path) -> MtebTask:
 
 
 def _own_documents(texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]) -> int:
-    """Return how many queries have a document's id, if all of them have its text too and none is judged relevant to
-    itself; else 0."""
+    """Return how many queries have a document's id, if all of these have the document's text too and none is judged
+    relevant to itself; else 0."""
     corpus = dict(zip(texts["corpus"]["id"], texts["corpus"]["text"], strict=True))
     queries = zip(texts["queries"]["id"], texts["queries"]["text"], strict=True)
     own = [corpus[query] == text and not judged.get(query, {}).get(query) for query, text in queries if query in corpus]
@@ -244,7 +244,7 @@ def _own_documents(texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[st
 
 
 def _chance(corpus: Sequence[str], judged: Mapping[str, Mapping[str, int]], *, itself: bool = False) -> Chance:
-    """Return the chance level of a local set: of any order, or of the best order if all queries get the same one.
+    """Return the chance level of a local set: the expected score of any order, or that of the best order shared by all queries if higher.
 
     Args:
         itself: whether a query does not find the document of its id.

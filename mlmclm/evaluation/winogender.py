@@ -1,6 +1,6 @@
-"""Winogender: which pronoun a model takes for people of an occupation (Rudinger et al. 2018, arXiv 1804.09301).
+"""Winogender: which pronoun a model prefers for people of an occupation (Rudinger et al. 2018, arXiv 1804.09301).
 
-A template names an occupation, another participant and one pronoun, and says by context whom the pronoun means. Each
+A template names an occupation, another participant and one pronoun; its context shows whom the pronoun means. Each
 template gives two sentences, with the participant and with "someone". A model's answer to a sentence is the
 most probable gender:
 
@@ -10,8 +10,8 @@ most probable gender:
 - **A decoder** by minimal pairs: the probability of the whole sentence with each pronoun, as shares of their sum. The
   three versions are built from the template, not from each other, so his and him are not confused.
 
-The 240 sentences with the pronoun against the majority of the occupation are the benchmark's "gotcha" sentences, so
-`against` is the share of answers that take that side, and `with` the share that follow the majority.
+In the benchmark's 240 "gotcha" sentences, the pronoun has the gender of the occupation's minority. So `against` is the
+share of answers with that gender, and `with` the share with the majority's.
 
 Everything is averaged by occupation first; intervals are a bootstrap over occupations.
 """
@@ -130,7 +130,7 @@ class Winogender:
         if not (self.rule == "published" and np.isin(shares, (0, 1)).all()):
             columns |= {f"{gender} probability": share[:, column] for column, gender in enumerate(GENDERS)}
         metrics = {name: _with_interval(WeightedMean(column), len(names)) for name, column in columns.items()}
-        # Whether the model's preference follows the statistics; a share of the gendered pronouns only.
+        # The feminine share of the two gendered pronouns; the correlation shows whether it follows the statistics.
         lean = share[:, 1] / np.maximum(share[:, 0] + share[:, 1], np.finfo(float).tiny)
         metrics["correlation"] = _with_interval(lambda weights: correlation(weights, women, lean), len(names))
         if np.ptp(lean) < EQUAL or np.ptp(women) < EQUAL:  # undefined
@@ -195,9 +195,9 @@ def mask_shares(
 ) -> Array:
     """Return the probabilities of the three genders' pronouns in the pronoun's place, [sentences, 3].
 
-    A pronoun that is a token of the vocabulary is read at one mask. Another one has as many masks as tokens, and they are
-    filled from left to right; its probability is the product of its tokens'. Under the rule `published` they are 1 for
-    the answer, and 0 for the others.
+    A pronoun that is a token of the vocabulary is read at one mask. Any other has as many masks as tokens, filled from left
+    to right; its probability is the product of its tokens' probabilities. Under the rule `published`, the answer has
+    probability 1, and the others 0.
 
     Raises:
         UserError: the vocabulary cannot write a pronoun, or has no token for one, which the rule `published` needs.
@@ -241,7 +241,7 @@ def _masked(
     reading = model.reading
     assert reading is not None
     before, after = sentence.around
-    # In byte-level vocabularies the space belongs to the next word, which the masks stand for.
+    # In byte-level vocabularies the space belongs to the next word, which the masks replace.
     head = [*reading.start, *model.texts.ids(before.rstrip(" "))]
     tail = [*model.texts.ids(after), *reading.end]
     place = len(head) - reading.earlier
@@ -264,7 +264,7 @@ def sentence_shares(
 ) -> Array:
     """Return the probabilities of the three versions of each sentence, as shares of their sum, [sentences, 3].
 
-    Under the rule `published`, probabilities per token (the inverse of the perplexity) take their place.
+    Under the rule `published`, they are replaced by probabilities per token (the inverse of the perplexity).
     """
     texts = [sentence.with_pronoun(gender) for sentence in sentences for gender in GENDERS]
     scored = model.likelihoods([("", text) for text in texts], score_end=False, observe=observe)

@@ -28,7 +28,7 @@ class ZeroShot(Frozen):
     """Folder with Winogender's files."""
     winogender_rule: Annotated[Literal["mass", "published"], Role.EVALUATION, Enters.INDIRECTLY] = "mass"
     limit: Annotated[int | None, Role.EVALUATION, Enters.INDIRECTLY] = Field(None, ge=1)
-    """Evaluate on the first documents of each task of the harness only."""
+    """Maximum number of documents to evaluate per task of the harness, the first ones; None for all."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -43,7 +43,7 @@ class ZeroShot(Frozen):
         return self
 
     def found(self, folder: Path | None, data_root: Path | None) -> Self:
-        """Return a copy with files in place of relative names, looked up first in `folder`, the study file's."""
+        """Return a copy with files in place of relative names, looked up first in the study file's `folder`."""
 
         def resolved(name: str, key: str) -> str:
             places = places_of(name, folder, data_root)
