@@ -1,4 +1,4 @@
-"""Small files beside a shard at an address, by which parts of it are found and verified without the whole shard.
+"""Small files beside a shard at an fsspec address, with which parts of it are found and verified without the whole shard.
 
 train-00000.sums    CRC-32 of each block of train-00000.bin, as it is stored
 train-00000.ends    position of each EOS in train-00000.bin
@@ -27,7 +27,7 @@ def beside(shard: str, suffix: str) -> str:
 
 
 def sealed_size(numbers: int) -> int:
-    """Return the bytes of a file of so many numbers."""
+    """Return the size in bytes of a file with this many `numbers`."""
     return NUMBER.itemsize * numbers + _SEAL
 
 

@@ -45,7 +45,7 @@ class Blocks:
     ) -> None:
         """Describe the blocks of `shards`, one after the other, stored as `dtype` ("<u2" or "<u4"); open nothing yet.
 
-        `stored_length` is the length of the blocks that the shards count, if it differs (`at_length`).
+        `stored_length` is the length of the blocks that `Shard.blocks` counts, if it isn't `block_length` (`at_length`).
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
         self.stored_length = stored_length or block_length
@@ -145,14 +145,14 @@ class Blocks:
     def check_unchanged(self) -> None:
         """Raise a `UserError` if a shard that was read is not what it was when its checksum was compared.
 
-        A map shows what is written to its file. The times of copies on this node say when they were last used.
+        A memory map shows later writes to its file. Copies of remote shards are not checked: their times record the last use.
         """
         if self.shelf.address is None:
             for index, mark in self._checked.items():
                 check_hashed(self.shelf.local / self.shards[index].file, mark, self.shards[index].sha256)
 
     def damaged(self) -> dict[str, str]:
-        """Describe each shard that is missing or has the wrong size, by its file name; lists the folder, reads none."""
+        """Describe each shard that is missing or has the wrong size, by its file name; lists the folder and reads no shard."""
         sizes = self.shelf.sizes()
         faults = {}
         for shard in self.shards:
@@ -167,7 +167,7 @@ class Blocks:
         return self.shards[shard].blocks * self.stored_length // self.block_length
 
     def _whole(self, index: int) -> bool:
-        """Return whether blocks are read from a whole shard on this node: it is here, or there is room to copy it.
+        """Return whether blocks are read from a whole shard on this node: it has the shard, or has room to copy it.
 
         A corpus that doesn't fit into a node's copies is not copied at all. Its order is random, so each shard is as likely
         to be needed next as any other, and to replace one by another would only cost traffic.

@@ -14,7 +14,7 @@ _VALIDATION = "validation"
 
 
 def is_held_out(text: str, *, below: int, seed: int) -> bool:
-    """Return whether a text is held out: its hash is smaller than `below` (from `divide`). So are all copies of it."""
+    """Return whether a text, and so each copy of it, is held out: its hash is smaller than `below` (from `divide`)."""
     return text_hash(text, purpose=_VALIDATION, seed=seed) < below
 
 
@@ -37,7 +37,7 @@ class Division(NamedTuple):
 
 
 def divide(texts: Iterable[str], *, fraction: float, seed: int, enough: int) -> Division:
-    """Hold out a `fraction` of all texts by their hashes, or, if that is none, the text with the smallest hash.
+    """Hold out a `fraction` of all texts by their hashes or, if this selects none, the text with the smallest hash.
 
     Makes one pass, which ends as soon as both sides have `enough` bytes.
     """
@@ -75,7 +75,7 @@ def text_bytes(text: str) -> int:
 def smallest_hashes(
     texts: Iterable[str], *, characters: int | None, documents: int | None = None, purpose: str, seed: int
 ) -> tuple[list[tuple[int, str]], int | None]:
-    """Choose as many texts with the smallest hashes as fit: (hash, text) in hash order.
+    """Choose the texts with the smallest hashes, as many as fit; return (hash, text) in hash order.
 
     Also return the smallest hash left out, or None. Makes one pass and keeps only the chosen texts in memory. A short
     text may fill room that was too small for a longer text before it. The choice does not depend on the texts' order.

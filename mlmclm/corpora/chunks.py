@@ -24,11 +24,11 @@ Rows = Literal["joined", "chunks"]
 """Content of a row: the stream of all documents end to end, or a part of one document."""
 
 FRAME = 2
-"""Tokens of the frame of each chunk: BOS and EOS."""
+"""Number of tokens around each chunk: BOS and EOS."""
 REMEMBERED = 4096
 """Number of shards whose chunk positions a process remembers: 130 kB each, for chunks of 1,024 tokens in 64 MiB."""
 TOGETHER = 64
-"""Shards whose document ends are read side by side to count chunks: some 10 MB."""
+"""Number of shards whose document ends are read in parallel to count chunks: some 10 MB."""
 
 
 class ChunkTable(NamedTuple):
@@ -37,7 +37,7 @@ class ChunkTable(NamedTuple):
     rows: tuple[int, ...]
     """Chunks that begin in each shard."""
     offsets: tuple[int, ...]
-    """Tokens that the chunk at each shard's beginning has in the shards before."""
+    """By shard: number of tokens, in earlier shards, of the chunk that continues at its beginning; 0 if none does."""
     tokens: int
     """Tokens of all chunks, with BOS and EOS."""
 
@@ -48,8 +48,8 @@ def chunk_starts(ends: NDArray[np.int64], size: int, room: int, offset: int) -> 
     Args:
         ends: positions of EOS in the shard, int64 [documents].
         size: tokens of the shard.
-        room: tokens of a document in a whole chunk.
-        offset: tokens that the chunk at the shard's beginning has in the shards before; 0 if none reaches into it.
+        room: number of document tokens that fit into a chunk.
+        offset: number of tokens, in earlier shards, of the chunk that continues at the shard's beginning; 0 if none does.
 
     Returns:
         Positions in the shard, int64 [chunks], and the `offset` of the next shard.
@@ -69,7 +69,7 @@ class Chunks:
     """
 
     def __init__(self, blocks: Blocks, length: int, table: ChunkTable, start: int, end: int) -> None:
-        """Describe the chunks of a part with this `chunk_table`, between the ids of BOS and EOS; open nothing yet."""
+        """Describe the chunks of a part with this `chunk_table`; `start` and `end` are the ids of BOS and EOS. Opens nothing yet."""
         self.blocks, self.block_length, self.table, self.start, self.end = blocks, length, table, start, end
         self._ends = list(accumulate(table.rows))
         self._starts: dict[int, NDArray[np.int32]] = {}
@@ -135,7 +135,7 @@ class Chunks:
 
 
 def chunk_table(blocks: Blocks, length: int, end: int) -> ChunkTable:
-    """Count the chunks of a corpus part, or read the file beside the shards that keeps an earlier count."""
+    """Count the chunks of a corpus part, or read an earlier count from the file beside the shards."""
     file = f"chunks-{Path(blocks.shards[0].file).stem}-{length}.json"
     content = blocks.shelf.read(file)
     if content is not None:

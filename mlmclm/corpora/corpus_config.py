@@ -40,7 +40,7 @@ class CorpusConfig(Frozen):
     max_tokens: Annotated[int | None, Role.TOKENS] = Field(default=None, ge=1)
     """Upper bound of the training tokens, rounded down to whole blocks."""
     max_validation_tokens: Annotated[int | None, Role.TOKENS] = Field(default=262_144, ge=1)
-    """Upper bound of the validation tokens. Over 262,144 tokens a validation loss is known to about 0.005 nats."""
+    """Upper bound of the validation tokens. On 262,144 tokens, a validation loss is estimated to about 0.005 nats."""
     seed: Annotated[int, Role.TEXT] = 0
     """Seed for choosing documents: those within `max_documents` and `max_tokens`, and those held out."""
     workers: Annotated[Literal["auto", "local", "ray"], Role.WORK] = "auto"
@@ -52,12 +52,12 @@ class CorpusConfig(Frozen):
     cache: Annotated[str | None, Role.WORK] = None
     """A node's folder for its copies of shards from an address; by default ~/.cache/mlmclm/corpora."""
     cache_gib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
-    """Bound in GiB of a node's copies, of all corpora in the same folder. Of a corpus that is larger, single blocks are read
-    from the address instead."""
+    """Bound in GiB of a node's copies, of all corpora in the same folder. Blocks of a larger corpus are read one by one from the
+    address instead."""
     shard_mib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
     """Size of a shard, in MiB. A preparation that ends early keeps its finished shards."""
     max_unknown: Annotated[float, Role.WORK] = Field(default=0.2, ge=0.0, le=1.0)
-    """Largest share of unknown tokens, and of documents without any token, with which the tokenizer fits the text."""
+    """Maximum share of unknown tokens, and of documents without any token; above it, the tokenizer doesn't fit the text."""
 
     max_left_out: Annotated[float, Role.WORK] = Field(default=0.1, ge=0.0, le=1.0)
     """Largest share of a folder's bytes that may be in files which are not read: of other kinds, or without the column."""
@@ -65,7 +65,7 @@ class CorpusConfig(Frozen):
     def identity(self) -> dict[str, object]:
         """Return the values that can change the blocks' tokens, except for the text itself.
 
-        The source's fingerprint stands for the text, wherever it is stored, and covers `text_documents`.
+        The text and `text_documents` are covered by the source's fingerprint, which doesn't depend on where the text is stored.
         """
         return self.keyed(Role.SOURCE, Role.TEXT, Role.TOKENS)
 

@@ -63,7 +63,7 @@ Piece = Callable[[], Iterator[str]]
 
 
 class Source(Protocol):
-    """A source of documents; picklable. Subclasses define its fingerprint and its pieces at least."""
+    """A source of documents; picklable. Subclasses define at least `fingerprint` and `pieces`."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -87,7 +87,7 @@ class Source(Protocol):
         return _texts(pieces) if pieces else None
 
     def settle(self) -> None:
-        """Pin the source's documents in the store, if later changes of the source must not reach them."""
+        """Pin the source's documents in the store, if later changes of the source must not change corpora."""
         return
 
     def left_out(self) -> str:
@@ -103,7 +103,7 @@ class Source(Protocol):
 
         Raises:
             UserError: there is no such source.
-            EnvironmentFault: the server that knows cannot be reached.
+            EnvironmentFault: the source's server cannot be reached.
         """
         return
 
@@ -113,7 +113,7 @@ def _texts(pieces: Iterable[Piece]) -> Iterator[str]:
 
 
 class StoredText(FolderArtifact):
-    """Text that a source keeps in the store, so that later corpora read the same; its key is `SOURCE-FINGERPRINT`."""
+    """Text that a source keeps in the store, so that later corpora read the same text; its key is `SOURCE-FINGERPRINT`."""
 
     kind = part = "corpora"
     again = "`mlmclm data` on its study sets it aside and makes it again"
@@ -143,8 +143,8 @@ def open_source(
 ) -> Source:
     """Return the source that a configuration names; no document is read yet.
 
-    The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (below `beside`,
-    below the working directory, below `data_root`), and on the Hugging Face hub. A path that does not exist, or a
+    The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (in `beside`, then in
+    the working directory, then in `data_root`), and on the Hugging Face hub. A path that does not exist, or a
     folder without files of a known kind, is a UserError.
     """
     installed = KINDS["corpus"].find(config.source)
@@ -162,9 +162,9 @@ def open_source(
 
 
 def _known_hashes(path: Path) -> dict[str, Any]:
-    """Return the noted content hash of each file by its path, with the file's mark at that moment.
+    """Return the recorded content hash of each file by its path, with the file's `Mark` when it was hashed.
 
-    Empty if nothing is noted yet, or if the note is damaged.
+    Empty if nothing is recorded yet, or if the record is damaged.
     """
     if not path.exists():
         return {}
@@ -176,12 +176,12 @@ def _known_hashes(path: Path) -> dict[str, Any]:
 
 
 class FileSource(Source):
-    """A local file, or the files of a folder. The name of a split's file, or of its folder, starts with the split's.
+    """A local file, or the files of a folder. The name of a split's file or folder starts with the split's name.
 
     Tables (Parquet, JSON, CSV, TSV) have a column of text. A text file is one document, or one per paragraph
-    (`text_documents`). Some files are not read: hidden ones (except Parquet, JSON and files of paragraphs), other
-    kinds, and beside others those that describe them (`CARDS`), that repeat one (`a.jsonl.gz` beside `a.jsonl`, `a.csv`
-    beside `a.parquet`), or that are tables without the column, such as a list of the texts.
+    (`text_documents`). Hidden files (except Parquet, JSON and files of paragraphs) and other kinds are not read. In a folder
+    with other files, those are also left out that describe them (`CARDS`), that repeat one (`a.jsonl.gz` beside `a.jsonl`,
+    `a.csv` beside `a.parquet`), or that are tables without the column, such as a list of the texts.
     """
 
     def __init__(self, path: Path, config: CorpusConfig, store: Path) -> None:
@@ -228,7 +228,7 @@ class FileSource(Source):
         }
 
     def _of_text(self, paths: list[Path]) -> tuple[list[Path], dict[Path, str]]:
-        """Return the files that hold the text, and why others of their kinds do not; see the class."""
+        """Return the files that hold the text, and the reason why each other readable file is left out; see the class."""
         readable = [
             file
             for file in without_caches(paths)
@@ -242,7 +242,7 @@ class FileSource(Source):
             reasons |= {file: ABOUT for file in files if kind_of(file) == ".md" and file.stem.lower() in CARDS}
         reasons |= dict.fromkeys(_copies([file for file in files if file not in reasons]), COPY)
         files = [file for file in files if file not in reasons]
-        # Tables of one kind alone are the corpus, and reading says what is wrong with them.
+        # If there are only tables of one kind, they are the corpus, and reading them reports a missing column.
         if len({_precedes(file) or kind_of(file) for file in files}) > 1 or any(map(self._is_text, files)):
             tables = [file for file in files if not self._is_text(file)]
             without = [file for file in tables if not has_column(file, self._column)]
@@ -308,7 +308,7 @@ class FileSource(Source):
         return ", ".join(f"{len(files):,} {reason} ({_first(files)})" for reason, files in groups.items())
 
     def check(self) -> None:
-        """Refuse a folder too much of whose text would not be read (`CorpusConfig.max_left_out`)."""
+        """Raise UserError if too large a share of a folder's text would not be read (`CorpusConfig.max_left_out`)."""
         lost = [file for file, reason in self._reasons.items() if _is_lost(file, reason)]
         left, read = (sum(file.stat().st_size for file in files) for files in (lost, set(chain(*self._files.values()))))
         share = left / (left + read) if left else 0.0
@@ -334,7 +334,7 @@ class FileSource(Source):
                     entry = hashes[str(file.resolve())] = [[*mark], digest]
                     changed = True
                 self._hashed[file] = tuple(entry[0]), entry[1]
-                # The suffix decides how a file is read, and with it its documents; the file's name does not.
+                # A file's suffix decides how its documents are read; the rest of its name does not.
                 suffix = f"{kind_of(file)}{file.suffix}" if is_compressed(file) else file.suffix
                 parts.append([part, suffix, entry[0][0], entry[1]])
         if changed:
@@ -369,10 +369,10 @@ class FileSource(Source):
 
 
 class HubSource(Source):
-    """A data set of the Hugging Face hub, or of its local cache, at the commit that the store keeps to."""
+    """A data set of the Hugging Face hub, or of its local cache, at the commit that the store has pinned."""
 
     def __init__(self, config: CorpusConfig, tried: Sequence[Path], store: Path) -> None:
-        """Note the data set's name, and its commit if the store knows it; nothing is downloaded yet."""
+        """Keep the data set's name, and its commit if the store has pinned one; nothing is downloaded yet."""
         self._config, self._store = config, store
         installed = " nor ".join(map(repr, KINDS["corpus"]))
         installed = installed or "a source of an installed package (there is none: run `make install` again)"
@@ -392,7 +392,7 @@ class HubSource(Source):
     def fingerprint(self) -> str:
         """Return a hash of the name, commit, splits and column: a commit's content never changes on the hub.
 
-        Until the store has pinned a commit, the revision takes its place. Nothing is made under such a fingerprint.
+        Until the store has pinned a commit, the revision takes its place. No corpus is made with such a fingerprint.
         """
         # The order of the class's fields is part of the hash.
         config = self._config.model_copy(update={"revision": self._commit or self._config.revision})
@@ -404,7 +404,7 @@ class HubSource(Source):
             self._repository.commit()
 
     def settle(self) -> None:
-        """Note in the store which commit the revision is, so that the text stays the same when the revision moves."""
+        """Pin the revision's commit in the store, so that the text stays the same when the revision moves."""
         if self._commit is None:
             self._commit = self._repository.pin(self._store)
             branch = self._config.revision or "main"

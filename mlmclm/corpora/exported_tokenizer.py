@@ -1,10 +1,10 @@
 """Tokenizers of exported folders, which add the special tokens that surrounded texts in training.
 
-- The encoder's begins with the text and ends it with EOS, as fine-tuning does (`tasks/family.py`).
-- The decoder's adds nothing: a prompt goes on, and in pretraining no token marks the start of a document. The token
-  before a document is the EOS of the one before, so EOS is also the decoder's BOS, which evaluations and `generate` use
-  if a prompt is empty.
-- Models that were trained on chunks (`recipe.rows`) have seen BOS before each of them, so both tokenizers begin with it.
+- The encoder's adds only EOS, after the text, as fine-tuning does (`tasks/family.py`).
+- The decoder's adds nothing: a prompt is continued, and in pretraining no token marked the start of a document. The token
+  before a document was the EOS of the previous one, so EOS is also the decoder's BOS, which evaluations and `generate`
+  use if a prompt is empty.
+- Models that were trained on chunks (`recipe.rows`) have seen BOS before each chunk, so both tokenizers add it.
 
 The corpus's tokenizer has a template of its own, usually with a BOS that the model was never trained with. Fine-tuning
 uses that template if a protocol says so (`special_tokens: tokenizer`), so it is kept in the notes.
@@ -25,7 +25,7 @@ from mlmclm.storage.files import hash_file, read_json, readable, write_atomic, w
 def write_tokenizer(
     source: Path, target: Path, *, decoder: bool, begins: bool = False, context: int | None = None
 ) -> None:
-    """Write the exported tokenizer of the encoder's or the decoder's folder, with a note of the files it stands for.
+    """Write the exported tokenizer of the encoder's or the decoder's folder, with a note of the files that it replaces.
 
     Whenever this is interrupted, the folder's hashes are those of the corpus's tokenizer: the note is written first,
     and applies only to files that match it.
@@ -33,8 +33,8 @@ def write_tokenizer(
     Args:
         source: the corpus's tokenizer, a prepared folder.
         begins: whether the model was trained on texts that begin with BOS.
-        context: tokens of the longest sequence, at which tokenizers truncate by default (`model_max_length`); None leaves
-            what the corpus's tokenizer has, which truncates nothing.
+        context: tokens of the longest sequence, at which tokenizers truncate by default (`model_max_length`); None keeps
+            the value of the corpus's tokenizer, which truncates nothing.
     """
     tokenizer = read_json(source / TOKENIZER_FILES[0])
     settings = read_json(source / TOKENIZER_FILES[1])

@@ -19,7 +19,7 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-"""BERT's settings, and what they are called in tokenizer.json."""
+"""BERT's settings -> their names in tokenizer.json."""
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without settings of their own: the name in transformers 4 and that in 5."""
 
@@ -27,11 +27,11 @@ PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
 def read_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerFast:
     """Read the fast tokenizer of a folder or of a name on the Hub, without running code from there.
 
-    From its class it takes what files of older versions leave out: the names of special tokens that are in the
-    vocabulary, the names of a model's inputs, and, where tokenizer.json has no post-processor, that.
+    The class of transformers supplies what files of older versions lack: the names of special tokens that are in the
+    vocabulary, the names of a model's inputs, and the post-processor if tokenizer.json has none.
 
     Args:
-        options: of `from_pretrained`.
+        options: options of `from_pretrained`.
 
     Raises:
         Exception: there is no tokenizer.json that the library can parse, or a file beside it can't be read.

@@ -73,8 +73,8 @@ def _add(encoded: pyarrow.Table, writers: Mapping[str, ShardWriter], short: set[
     """Pack a batch of a stream; return whether the rest of the stream can be skipped.
 
     Adds to `short` the parts of which the stream left documents out. A stream of both parts ends with the first
-    training document that is not wanted, though not before the validation part has a block: its limit is an upper
-    bound only.
+    training document that is not wanted, once the validation part has a block. It may have fewer tokens than its limit,
+    which is only an upper bound.
     """
     validation = writers.get(VALIDATION)
     for place, training, tokens, size, unknown in tokenised(encoded):

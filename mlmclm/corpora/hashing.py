@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
 
-# SplitMix64's own constants.
+# The constants of SplitMix64.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)

@@ -14,11 +14,11 @@ HUB_DATA = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 def check_hub_data(name: str, where: str) -> None:
     """Check that `datasets.load_dataset` will look on the hub for a data set, and nowhere else.
 
-    It also reads a folder of this name below the working directory, and takes words such as `csv` or `text` for the
-    files of the working directory.
+    `load_dataset` also reads a folder of this name in the working directory, and takes words such as `csv` or `text` for
+    the files of the working directory.
 
     Raises:
-        UserError: the name is not one of the hub, or stands for local files; the message begins with `where`.
+        UserError: the name is not one of the hub, or means local files; the message begins with `where`.
     """
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES  # the list that `load_dataset` goes by
 

@@ -1,9 +1,9 @@
-"""Repositories of the Hugging Face Hub: their commits, which a store pins, and the errors of asking for them.
+"""Repositories of the Hugging Face Hub: their commits, which a store pins, and the errors of requests for them.
 
-    hub/KIND-ID.json      the commit that a name and revision stood for when this store first asked
+    hub/KIND-ID.json      the commit of a name and revision when this store first asked the Hub
 
-A branch and a tag can move. The same key would then stand for another text or tokenizer, so every later run asks for the
-noted commit. After the file is deleted, the store pins the current commit.
+A branch and a tag can move. The same key would then mean another text or tokenizer, so every later run asks for the
+pinned commit. After the file is deleted, the store pins the current commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlmclm.storage.files import check_folder, stable_hash
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PATIENCE = 10.0
-"""Seconds in which the Hub must answer a question about a repository."""
+"""Seconds in which the Hub must answer a request about a repository."""
 PINS = "hub"
 """The store's folder of commits."""
 
@@ -56,7 +56,7 @@ class HubRepository:
         try:
             api = HfApi()
             info = api.repo_info(self.name, repo_type=self.kind, revision=self.revision, timeout=PATIENCE)
-            api.auth_check(self.name, repo_type=self.kind)  # what a gated repository is called, everyone may know
+            api.auth_check(self.name, repo_type=self.kind)  # `repo_info` answers for gated repositories too
         except Exception as error:  # including those of its HTTP library
             raise self._named(error) from error
         assert info.sha is not None
@@ -76,7 +76,7 @@ class HubRepository:
 
         Raises what `commit` does.
         """
-        check_folder(store)  # before anything is asked for that could not be noted
+        check_folder(store)  # first, as a commit could not be recorded without it
         commit = self.pinned(store)
         if commit is None:
             commit, file = self.commit(), self._pin(store)
@@ -88,7 +88,7 @@ class HubRepository:
     def trouble(self, error: BaseException) -> MlmclmError:
         """Return the error for something that one of the Hub's libraries could not load.
 
-        They wrap errors in different ways, so the Hub is asked once more for the cause.
+        These libraries wrap errors in different ways, so the Hub is asked once more for the cause.
         """
         try:
             self.commit()
@@ -121,7 +121,7 @@ class HubRepository:
         return f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
 
     def _named(self, error: Exception) -> MlmclmError:
-        """Return the error for an answer of the Hub, or for none."""
+        """Return the project's error for an error response of the Hub, or for no response."""
         import huggingface_hub
         from huggingface_hub import constants, errors
 
@@ -208,8 +208,8 @@ def load_at_commit(
 ) -> Any:
     """Return a split of a data set as `datasets.load_dataset` does, but never of another commit than the given one.
 
-    Where the Hub cannot be reached or doesn't show it, `datasets` takes the commit that its cache got last, whatever the
-    `revision` is.
+    If the Hub cannot be reached or doesn't show the data set, `datasets` uses the commit that its cache got last, whatever
+    the `revision` is.
 
     Raises:
         FileNotFoundError: the cache has other commits only. Otherwise what `datasets` raises.

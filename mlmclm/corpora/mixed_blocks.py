@@ -94,12 +94,12 @@ def in_turns(blocks: Blocks | Chunks | MixedBlocks, mix: Mix | None) -> Blocks |
 def rows_of_length(
     blocks: Blocks | Chunks | MixedBlocks, length: int, rows: Rows, tokenizer: Path, mix: Mix | None = None
 ) -> Blocks | Chunks | MixedBlocks:
-    """Return the rows that a phase trains on.
+    """Return the rows that a stage trains on.
 
     Args:
         length: tokens of a row.
         tokenizer: folder of the corpus's prepared tokenizer.
-        mix: the mix of the phase. Chunks are only counted in its sources, since counting reads a whole source.
+        mix: the mix of the stage. Chunks are counted only in the mix's sources, since counting reads a whole source.
 
     Raises:
         UserError: rows are chunks, and the tokenizer's BOS is also its EOS.

@@ -149,7 +149,7 @@ def _shared_tokenizer(
 
 
 def _each(corpora: Mapping[str, CorpusConfig], work: Callable[[str], T]) -> dict[str, T]:
-    """Apply `work` to all names; every error says which source it is about."""
+    """Apply `work` to all names; every error names its source."""
 
     def named(name: str) -> T:
         with _named(name):

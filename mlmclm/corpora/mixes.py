@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, PlainSerializer
 
 LONGEST_PERIOD = 100_000
-"""Maximum number of blocks after which the turns of the sources repeat: weights with five digits fit."""
+"""Maximum number of blocks after which the turns of the sources repeat; this allows weights with five digits."""
 
 
 def _parsed(value: Any) -> Any:
@@ -78,8 +78,8 @@ def mix_text(mix: Mix) -> str:
 class Turns:
     """The source of every sample of a mix, as the source's number in the mix; repeats after the sum of the weights.
 
-    A source's j-th block (from 0) comes no earlier than sample floor(j / w) and before sample ceil((j + 1) / w). Among
-    the sources that may come, the one that must come first does. Such turns exist for all shares w that add up to 1
+    A source's j-th block (from 0) comes no earlier than sample floor(j / w) and before sample ceil((j + 1) / w). Of
+    the sources that may come, the one that must come soonest does. Such turns exist for all shares w that add up to 1
     (Baruah et al., "Proportionate progress", 1996).
     """
 
@@ -99,7 +99,7 @@ class Turns:
             taken[chosen] += 1
 
     def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each sample's (int64 [n]) source, as its number, and how many of its blocks come before: [n] each."""
+        """Return each sample's (int64 [n]) source, by its number, and how many blocks of that source come before it: [n] each."""
         periods, turns = np.divmod(samples, self.period)
         sources = self._sources[turns]
         return sources, periods * self.weights[sources] + self._before[turns]

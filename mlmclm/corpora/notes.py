@@ -1,9 +1,9 @@
 """`mlmclm.json` of an exported model folder: facts that transformers' own files have no place for. Needs no torch.
 
-An exported tokenizer adds to a text what the model was trained with (`models/exported_folder.py`), so its files are not the
-corpus's. The notes say which of the corpus's files each one stands for. Hashes and keys are computed from those, so how
-a model is exported changes neither the keys of its cells nor the key of a model that continues from it. A note is
-believed only if the corpus's file can be made again from it and the exported file.
+An exported tokenizer adds the special tokens that the model was trained with (`models/exported_folder.py`), so its files
+differ from those of the corpus's tokenizer. The notes record which corpus file each one replaces. Hashes and keys are computed
+from the corpus files, so the export changes neither the keys of a model's cells nor the key of a model that continues from it.
+A note is believed only if the corpus's file can be made again from it and the exported file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CONTEXT = "context"
 """Length in tokens of the longest sequence that the study trained the model on."""
 EARLIER = "earlier"
-"""Hashes by earlier definitions, in a file beside a stored model folder; an earlier version wrote none."""
+"""Key of hashes by earlier definitions, in a file beside a stored model folder; files of an earlier version lack it."""
 STATE = "state"
 """Key of the checkpoint whose weights a revision has."""
 OBJECTIVE = "objective"
@@ -35,8 +35,8 @@ UNLIMITED = 1_000_000
 EMPTY: Mapping[str, Any] = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
 """The model of a tokenizer without tokens."""
 TOKENIZER = "tokenizer"
-"""`stands_for`: for each tokenizer file, its SHA-256 here and that of the corpus's. `post_processor` and `bos_token`:
-the corpus's."""
+"""`stands_for`: for each tokenizer file, the SHA-256 of the exported one and of the corpus's. `post_processor` and `bos_token`:
+those of the corpus's tokenizer."""
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def tokenizer_file_hash(file: Path) -> str:
 
 
 def hash_of_corpus(file: Path) -> str | None:
-    """Return the SHA-256 of the corpus's file that an exported tokenizer's file stands for; None for another file.
+    """Return the SHA-256 of the corpus's file that an exported tokenizer's file replaces; None for another file.
 
     Anybody can write a note. So the corpus's file is made again from the exported one, and must have the noted hash.
     """
@@ -101,7 +101,7 @@ def _originals(exported: Any, original: Mapping[str, Any]) -> Iterator[str]:
         for length in (UNLIMITED, exported.get("model_max_length")):
             yield readable({**exported, "bos_token": original["bos_token"], "model_max_length": length})
         return
-    # The corpus's file doesn't show how the exported one counts characters, on which spans of words and answers depend.
+    # The corpus's file can't show that the exported one changes character offsets, on which spans of words and answers depend.
     if not is_exported_processor(exported.get("post_processor"), original["post_processor"]):
         return
     try:
@@ -116,7 +116,7 @@ def _originals(exported: Any, original: Mapping[str, Any]) -> Iterator[str]:
 
 
 def note_written(folder: Path) -> None:
-    """Write the checksums of an exported model folder; the card has none, because people edit it."""
+    """Write the checksums of an exported model folder, without README.md (the model card), because people edit it."""
     write_checksums(folder, [file.name for file in folder.iterdir() if file.is_file() and file.name != "README.md"])
 
 
@@ -138,7 +138,7 @@ def damage_of_export(folder: Path) -> str | None:
 
 
 def read_remembered(path: Path) -> tuple[str, ...]:
-    """Return the hashes in a file beside a stored model folder, today's first; empty if the file is missing or damaged."""
+    """Return the hashes in a file beside a stored model folder, the current one first; empty if the file is missing or damaged."""
     try:
         noted = read_sealed(path, "")
         return str(noted["weights"]), *map(str, noted.get(EARLIER, ()))

@@ -11,7 +11,7 @@ def post_processor(
     """Return a post-processor that puts tokens around each text and treats offsets of characters as `own` does.
 
     Args:
-        own: the tokenizer's, as in tokenizer.json.
+        own: the tokenizer's post-processor, as in tokenizer.json.
         start: text and id of the token before a text, or before two; None for none.
         end: text and id of the token behind a text, and behind each of two; None for none.
     """

@@ -51,7 +51,7 @@ from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.files import expanded, stable_hash
 
 Elsewhere = Callable[[Tokeniser], AbstractContextManager[Encoder]]
-"""Callable that returns an encoder on other machines (`launches.ray_tokenising`), which works inside its block."""
+"""Callable that returns a context manager of an encoder on other machines (`launches.ray_tokenising`)."""
 
 
 def prepare_corpus(
@@ -202,7 +202,7 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
 def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *, characters: int) -> list[str]:
     """Return a fixed sample of a source's training text, for a tokenizer; raise UserError if there is no text.
 
-    Documents with a hash `below` that of `divide_source` are held out.
+    Documents with a hash smaller than `below` (from `divide_source`) are held out.
     """
     # In the source's order, without empty documents.
     training = (
@@ -275,7 +275,7 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
                     dtype,
                     shard_blocks=shard_blocks,
                     max_blocks=None if tokens is None else tokens // length,
-                    # Elsewhere the stream has applied the limit when it chose documents by hash.
+                    # Without streaming, the stream has applied the limit when it chose documents by hash.
                     max_documents=corpus.max_documents if part == TRAIN and corpus.streaming else None,
                     finished=_finished(place.shelf, part),
                 )

@@ -89,7 +89,7 @@ class StoredCorpus(Artifact):
         """The location of its shards.
 
         Raises:
-            UserError: the note that says so is damaged.
+            UserError: the file with the location is damaged.
         """
         elsewhere = self.folder / ELSEWHERE
         again = f"Delete {self.folder} and run `mlmclm data` on the study."
@@ -97,7 +97,7 @@ class StoredCorpus(Artifact):
 
     @property
     def own_shelf(self) -> Shelf:
-        """Its place in the store, or at the store's address."""
+        """Its location in the store, or at the store's address."""
         address = address_of(self.folder)
         return Shelf(str(self.folder), None if address is None else str(address))
 
@@ -111,7 +111,7 @@ class StoredCorpus(Artifact):
         remove_folder(self.folder)
 
     def files(self) -> Iterator[Piece]:
-        """Yield its JSON files, wherever its shards are, and the shards, of an unfinished corpus too."""
+        """Yield the JSON files and the shards, wherever the shards are, also of an unfinished corpus."""
         yield from sealed_in(self.folder, self.kind, self.again)
         with suppress(UserError):  # a damaged index or note is one of the JSON files
             shelf = self.shelf
@@ -132,7 +132,7 @@ class StoredCorpus(Artifact):
                     yield Piece(self.kind, self.again, shelf.where(shard["file"]), shard["bytes"], check)
 
     def origin(self) -> Origin:
-        """Read what it was made from: text, tokenizer and block length; or of a mix, its corpora."""
+        """Read what the corpus was made from: text, tokenizer and block length; for a mix, its corpora."""
         mixed = self.folder / SOURCES
         if is_local(mixed):
             keys = read_sealed(mixed, f"Delete {self.folder} and run `mlmclm data` on the study.")["sources"]

@@ -25,7 +25,7 @@ from mlmclm.system import usable_cpus
 
 # The executor is the standard library's, which lacks what is added here: its `map` reads all items at once (until
 # Python 3.14) and may hang if its start is interrupted; joblib's workers outlive a killed parent and print tracebacks.
-# joblib took as long on 200 batches of 40 texts.
+# joblib was no faster on 200 batches of 40 texts.
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ class Progress(Protocol):
     """Callback that takes the current activity, the amount done, the total amount (None if unknown), and what is counted."""
 
     def __call__(self, what: str, done: int, total: int | None, unit: str = "", /) -> None:
-        """Show it."""
+        """Show the progress."""
 
 
 def silent(what: str, done: int, total: int | None, unit: str = "") -> None:
@@ -58,8 +58,8 @@ def worker_processes(
 ) -> Iterator[Callable[[Iterable[Item]], Generator[Result]]]:
     """Yield a map that applies a function, which must be picklable, in `workers` processes.
 
-    They start once there is a second item. A first one alone is computed in this process, and so are all with a single
-    worker: a process takes longer to start than a small corpus to tokenise.
+    The processes start once there is a second item. A single item is computed in this process, and so are all items if there
+    is one worker: a process takes longer to start than a small corpus to tokenise.
 
     Results come in the order of the items; at most four items per worker are read ahead. The map raises what the
     function raises. Closing its generator drops the items not yet begun.
@@ -154,11 +154,11 @@ def _begin(pickled: bytes) -> None:
     """Prepare a worker process, which ends with its parent, however that ends."""
     global _pickled
     _pickled = pickled
-    # The processes are the parallelism. Some libraries read this when they are loaded, as the function is unpickled.
+    # One thread per process. Some libraries read these variables when they are loaded, while the function is unpickled.
     os.environ.update(TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     warnings.simplefilter("ignore")
     os.dup2(2, 1)  # Nothing that a library prints may come between the parent's output.
-    # Ctrl-C reaches all processes; the parent's answer is to end this one.
+    # Ctrl-C reaches all processes; the parent then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None

@@ -9,17 +9,17 @@ from typing import Any, Generic, Self, TypeVar
 
 Data = TypeVar("Data")
 STEPS_AHEAD = 8
-"""Coming steps whose tokens are read from an address: an S3 store answers in some 50 ms, and a step can take as little."""
+"""Number of coming steps whose tokens are read ahead from an address: an S3 store answers in some 50 ms, and a step can take as little."""
 
 
 class ReadAhead(Generic[Data]):
     """Returns what `read` returns for each step; with `ahead`, a thread reads the next steps before they are asked for.
 
-    The order of the data doesn't change, since those of a step are a function of its number. A context manager.
+    The order of the data doesn't change, since a step's data are a function of its number. A context manager.
     """
 
     def __init__(self, read: Callable[[int], Data], *, last: int, ahead: int) -> None:
-        """Read steps below `last`, at most so many of them `ahead` of the one that is asked for; 0 for none."""
+        """Read steps below `last`; the thread reads up to `ahead` steps after the one that is asked for. With 0 there is no thread."""
         self._read, self._last, self._ahead = read, last, ahead
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlmclm-read-ahead") if ahead else None
         self._coming: dict[int, Future[Data]] = {}

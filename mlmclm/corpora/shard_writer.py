@@ -127,7 +127,7 @@ class ShardWriter:
         self._pending: list[NDArray[Any]] = []
         self._pending_tokens = 0
         self._handle: BinaryIO | None = None  # The shard that is being written.
-        self._begun = 0  # Its blocks.
+        self._begun = 0  # Number of its blocks.
         self._stack = ExitStack()
         self._cut: tuple[Position, int, Counts] = (self._document, self._taken, self.counts)
 

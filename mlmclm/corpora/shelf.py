@@ -46,7 +46,7 @@ class Shelf:
     folder: str
     address: str | None = None
     gib: float = CACHE_GIB
-    """The most that the copies of this node take, of all corpora in the same folder; see `has_room`."""
+    """Maximum size in GiB of this node's copies, of all corpora in the same folder; see `has_room`."""
 
     @property
     def local(self) -> Path:
@@ -151,7 +151,7 @@ class Shelf:
         shutil.rmtree(self.local, ignore_errors=True)
 
     def fetch(self, file: str, size: int, sha256: str) -> Path:
-        """Return a file's path on this node. If it has no complete copy, one of its processes fetches and checks it.
+        """Return a file's path on this node. If the node has no complete copy, one of its processes fetches and checks the file.
 
         Raises:
             UserError: the file is missing, has the wrong size, or (when fetched) the wrong checksum.

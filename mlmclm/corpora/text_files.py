@@ -85,7 +85,7 @@ def check_column(where: object, column: str, columns: Iterable[str]) -> None:
 
 
 def has_column(path: Path, column: str) -> bool:
-    """Return whether a table has a column, by its beginning; True for a damaged one, which reading describes."""
+    """Return whether a table has a column, by its beginning; True for a damaged table, whose fault is reported when it is read."""
     kind = kind_of(path)
     try:
         if kind in DELIMITERS:

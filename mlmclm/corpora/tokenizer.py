@@ -47,7 +47,7 @@ USUAL_TOKENS = {
     "eos": ("<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<|endoftext|>"),
     "mask": ("<|mask|>", "[MASK]", "<mask>"),
 }
-"""By role, the special tokens to look for in a vocabulary that names none. If it has none, the first one is added."""
+"""By role: the special tokens to look for if a tokenizer names none. If its vocabulary has none of them, the first is added."""
 ROLES = tuple(USUAL_TOKENS)
 
 
@@ -341,7 +341,7 @@ def _from_hub(name: str, revision: str | None) -> tuple[Tokenizer, SpecialTokens
     try:
         if cached_file(name, TOKENIZER_FILES[0], revision=revision, _raise_exceptions_for_missing_entries=False):
             loaded = read_tokenizer(name, revision=revision)
-        else:  # a vocabulary in a form of its class
+        else:  # a vocabulary in the format of its tokenizer class
             loaded = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise repository_of(name, revision).trouble(error) from error
