@@ -1,8 +1,8 @@
 """A corpus that needs no download: the documentation of this Python environment.
 
 It holds the docstrings of the standard library and of every installed package, and the documentation topics of
-`pydoc`. They are read from sources with `ast`; nothing is imported or executed, so docstrings of C extensions are out
-of reach. Copies are removed, and packages are divided into train, validation and test so that no text is in two of
+`pydoc`. They are read from sources with `ast`; nothing is imported or executed, so docstrings of C extensions are
+missing. Copies are removed, and packages are divided into train, validation and test so that no text is in two of
 them (`package_splits`). A store extracts the documentation once and keeps it, whatever is installed later (`pin`).
 """
 
@@ -39,7 +39,7 @@ OWN_PACKAGE = "mlmclm"
 SKIPPED_FOLDERS = frozenset((
     "__pycache__", "site-packages", "lib-dynload", "test", "tests", "_vendor", "vendored", "_vendored", "thirdparty_files",
 ))  # fmt: skip
-"""Copies of other packages would carry the same text into two splits; tests document nothing."""
+"""Folders not to read: copies of other packages would put the same text into two splits, and tests document nothing."""
 MINIMUM_WORDS = 3
 _FILES_A_CHUNK = 48
 _DOCUMENTS = Path("documents.parquet")

@@ -20,7 +20,7 @@ _COMMENT_OR_STRING = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _STRING = b"\x01"
-"""Byte that stands for each byte of a string, so that nothing in it looks like code or like the end of a line."""
+"""Byte that replaces each byte of a string, so that nothing in it looks like code or like the end of a line."""
 _FUNCTION = re.compile(rb"^([ \t]*)(?:async[ \t]+)?def[ \t]+[^\s(\[]+", re.MULTILINE)
 _BRACKET_OR_COLON = re.compile(rb"[()\[\]{}:]")
 _FIRST_STRING = re.compile(rb"[\s(\\]*[uUrR]?" + _STRING)
@@ -29,9 +29,9 @@ _FIRST_STRING = re.compile(rb"[\s(\\]*[uUrR]?" + _STRING)
 def outline(source: bytes) -> bytes:
     """Return a source whose functions have no parameters, and a body of their docstring alone.
 
-    Classes, decorators and statements outside functions stay as they are. The outline of a valid source has the same
-    docstrings as the source, or it is no valid source (when a string or a function is written in a way that is not
-    recognised here).
+    Classes, decorators and statements outside functions stay as they are. The outline of a valid source either has the
+    same docstrings as the source, or is not valid Python. It is invalid if a string or a function is written in a way
+    that is not recognised here.
     """
     masked = _COMMENT_OR_STRING.sub(_masked, source)
     pieces: list[bytes] = []

@@ -10,7 +10,7 @@ SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 """Target share of characters in each split."""
 
 PARAGRAPH_CHARACTERS = 40
-"""Minimum length of a paragraph that is compared: a shorter one ("Parameters", "See Also") says nothing about a text's
+"""Minimum length of a paragraph that is compared: a shorter one ("Parameters", "See Also") doesn't show a text's
 origin."""
 
 COPIED_SHARE = 0.5
@@ -29,8 +29,8 @@ class PackageGroup(NamedTuple):
 def split_groups(groups: Sequence[PackageGroup]) -> dict[str, str]:
     """Assign each group to a split, balanced by size within each docstring style so that splits have similar styles.
 
-    Groups go, largest first, to the split that lacks most characters. A split that stays empty gets the smallest group
-    of train, if train can spare one.
+    Groups go, largest first, to the split that lacks the most characters. A split that stays empty gets the smallest
+    group of train, if train has more than one.
     """
     result = {group.name: "train" for group in groups if group.training_only}
     # Names break ties, so that the order in which groups are given does not matter.

@@ -68,7 +68,7 @@ def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
 def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, TypedRows]:
     """Return the queries, corpus and relevance judgements of a split.
 
-    The corpus is sorted by text, so that a text's place says nothing about its query.
+    The corpus is sorted by text, so that a text's position doesn't reveal its query.
     """
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].body)
     place = {number: f"d{position}" for position, number in enumerate(order)}
@@ -94,7 +94,7 @@ def _without(name: str, pieces: list[str]) -> str:
 
 
 def _pair(document: Documented) -> _Pair | None:
-    """Make the pair of a docstring; None if a side is too short, or the query stands in the body."""
+    """Make the pair of a docstring; None if a side is too short, or the body contains the query."""
     first, *others = sentences(document.parsed.summary) or [""]
     query = first_sentences(first, QUERY_WORDS[1])
     parts = [*others, document.parsed.body]

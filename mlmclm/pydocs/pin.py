@@ -3,9 +3,9 @@
     corpora/sources/pydocs.json      the fingerprint of that documentation
     corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made
 
-To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder
-was deleted, because the file was damaged, the store's documentation is taken again. If the store has several, the user
-must choose: nothing else says which of them its results are based on.
+To switch to the documentation that is installed now, delete `pydocs.json` but keep the folder `sources`. If the folder was
+deleted because the file was damaged, the store's existing documentation is pinned again. If the store has several, the user
+must choose, because nothing else records which of them the store's results are based on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def documentation(store: Path, fingerprint: str) -> StoredText:
 
 
 def resolved(store: Path) -> str | None:
-    """Return the fingerprint of a store's documentation; None if it was never used.
+    """Return the fingerprint of a store's documentation; None if the store has none yet.
 
     Raises:
         UserError: the file is damaged, or its folder is missing and the store has several documentations.
@@ -51,7 +51,7 @@ def resolved(store: Path) -> str | None:
 
 
 def write_pin(store: Path, fingerprint: str) -> None:
-    """Write the file. A new folder appears together with it: a folder without it means that a user has deleted it."""
+    """Write the file. A new folder is created with the file in it: a folder without the file means that a user deleted the file."""
     file = pin_file(store)
     content = sealed({"source": PYDOCS, "fingerprint": fingerprint})
     if file.parent.is_dir():

@@ -57,7 +57,7 @@ def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
 
 
 def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
-    """Make one question about each run of two to four entries, which asks for one of them."""
+    """Make one question for each run of two to four entries; it is about one of them."""
     parts = [part for part in parts if len(part.description.split()) >= 3]
     rows = []
     start = 0
@@ -66,7 +66,7 @@ def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
         run = parts[start : start + size]
         start += size
         context = " ".join(part.text for part in run)
-        # The name in a question about each entry; all results have the same one.
+        # The name that a question about each entry would contain; for all results, it is empty.
         names = [part.field.name or part.field.type if part.field.role != "return" else "" for part in run]
         if len(run) < 2 or len(set(names)) < len(names):
             continue  # With two results, or two conditions of one exception, the question would have two answers.
@@ -82,7 +82,7 @@ def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
 def _preferred(run: list[_Part], context: str) -> int:
     """Choose the entry to ask about.
 
-    Results and exceptions are rare, so two in three of the contexts with one ask about it.
+    Results and exceptions are rare, so in two of three contexts with such an entry the question is about it.
     """
     rare = [number for number, part in enumerate(run) if part.field.role in ("return", "exception")]
     if rare and draw(context, "qa-rare", 3) > 0:

@@ -50,7 +50,7 @@ _UNDERLINE = re.compile(r"^[-=~^]{3,}\s*$")
 _GOOGLE_TITLE = re.compile(r"^([A-Z][A-Za-z ]{2,20}):\s*$")
 # "name (type): description", with stars or backticks around the name or without.
 _GOOGLE_ENTRY = re.compile(r"^[*`]*(\w+(?:, \*?\w+)*)[`]*(?: \((.*?)\))?\s*:(?:\s+(.*))?$")
-# The same as the first line of a docstring, which then has no summary.
+# Such an entry as the first line of a docstring, which then has no summary.
 _BARE_ENTRY = re.compile(r"^[*`]*\w+`*(?: \([^)]*\))?:\s")
 # "name : type", the description being on the lines below.
 _NUMPY_ENTRY = re.compile(r"^[*`]*(\w+(?:, ?\*{0,2}\w+)*)`*\s*:\s*(.*)$")
@@ -102,7 +102,7 @@ def _sections(lines: list[str]) -> tuple[list[str], list[tuple[str, list[str], b
     while number < len(lines):
         line = lines[number]
         following = lines[number + 1] if number + 1 < len(lines) else ""
-        google = _GOOGLE_TITLE.match(line)  # Titles have no underline here, so only known ones count as such.
+        google = _GOOGLE_TITLE.match(line)  # Such titles have no underline, so only known ones count.
         if line and not line[0].isspace() and _UNDERLINE.match(following) and len(line) < 40:
             current = []
             sections.append((line.strip(), current, True))

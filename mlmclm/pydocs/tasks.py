@@ -8,7 +8,7 @@
 | pydocs-retrieval | retrieval | the rest of a docstring, given its summary |
 
 Train, validation and test come from different packages (`mlmclm.pydocs.package_splits`), and an evaluation text that
-also stands in train is left out even if it was written for another package.
+also occurs in train is left out, even if it was written for another package.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     The folder holds one Parquet file per table, and `meta.json`. The tables of classification, tagging and question
     answering are `train`, `validation` and `test`. Those of retrieval are `train`, and for each of validation and test
     `..._queries`, `..._corpus` and `..._qrels`. `meta.json` has name, family, label_names, rows of each table,
-    fingerprint (of the content), pydocs (fingerprint of the text) and how.
+    fingerprint (of the content), pydocs (fingerprint of the text) and how (description).
 
     Raises:
         UserError: the name is unknown, or there is too little documentation for a task.
