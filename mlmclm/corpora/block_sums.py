@@ -37,7 +37,7 @@ def block_sums(content: bytes, size: int) -> bytes:
 
 
 def sealed_numbers(numbers: bytes, shard_sha256: str) -> bytes:
-    """Return the content of a file beside a shard."""
+    """Return the content of a file beside a shard: the numbers, then the SHA-256."""
     return numbers + _seal(numbers, shard_sha256)
 
 

@@ -95,7 +95,7 @@ class Source(Protocol):
         return ""
 
     def check_unchanged(self) -> None:
-        """Raise a `UserError` if the documents have changed since `fingerprint`, as far as that shows without reading them."""
+        """Raise a `UserError` if the documents have changed since `fingerprint`, as far as this is visible without reading them."""
         return
 
     def check(self) -> None:
@@ -123,7 +123,7 @@ class StoredText(FolderArtifact):
         """Yield the stored texts of a store."""
         local = {folder.name for folder in store.glob(f"{cls.part}/*-*") if folder.is_dir()}
         for key in sorted(local | {folder.name for folder in names_at(store / cls.part)}):
-            if KEY.fullmatch(key.rpartition("-")[2]) and "-" in key:  # others were set aside
+            if KEY.fullmatch(key.rpartition("-")[2]) and "-" in key:  # other folders were set aside
                 yield cls(store, key).brought()
 
 
@@ -131,7 +131,7 @@ class Folders(TypedDict, total=False):
     """The folders in which sources are found and corpora are kept."""
 
     store: Required[Path]
-    """The study's folder. Blocks go to `corpora/` unless the corpus says otherwise, tokenizers to `tokenizers/`."""
+    """The study's folder. Blocks go to `corpora/` unless `corpus.shards` is set, tokenizers to `tokenizers/`."""
     data_root: Path | None
     """Another folder in which the name of a local source is looked up."""
     beside: Path | None
@@ -286,7 +286,7 @@ class FileSource(Source):
         return kind_of(file) in TEXT and not self._paragraphs
 
     def _begins(self, file: Path, name: str, splits: tuple[str, ...]) -> bool:
-        """Return whether a file's name, or its folder's, is that of one of these splits.
+        """Return whether a name, of a file or of its folder, begins with the name of one of these splits.
 
         The split's name must be a whole word: `valley.txt` is not in `val`. A file of several documents may also be
         called `training.jsonl` or `testset.csv`; the name of a file that is one document may be its title.

@@ -59,7 +59,7 @@ def write_tokenizer(
     add_notes(target, {TOKENIZER: {**original, "stands_for": stands_for}})
     if decoder:
         write_json(target / "generation_config.json", {"bos_token_id": begin[1], "eos_token_id": end[1]})
-    for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: once it is the exported one, all is there
+    for name in reversed(TOKENIZER_FILES):  # tokenizer.json last: with it, the export is complete
         write_atomic(target / name, contents[name])
 
 

@@ -111,7 +111,7 @@ class Turns:
 
 
 turns_of = lru_cache(Turns)
-"""The turns of a mix, made once."""
+"""The turns of a mix, computed once."""
 
 
 def counts(mix: Mix, samples: int) -> dict[str, int]:

@@ -32,7 +32,7 @@ def post_processor(
 
 
 def is_exported_processor(processor: Any, own: dict[str, Any] | None) -> bool:
-    """Return whether a post-processor is one that `post_processor` makes of `own`, with whatever tokens around a text."""
+    """Return whether a post-processor is one that `post_processor` makes of `own`, with any tokens around a text."""
     try:
         template = _parts(processor)[-1]
         ids = template["special_tokens"]

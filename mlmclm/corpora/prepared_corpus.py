@@ -56,14 +56,14 @@ class PreparedCorpus:
 
     @property
     def sources(self) -> Mapping[str, PreparedCorpus]:
-        """This corpus, under the name "", as `mixed_corpus.PreparedSources` has several by name."""
+        """This corpus under the name "": the counterpart of `mixed_corpus.PreparedSources.sources`, which has several names."""
         return {"": self}
 
 
 class StoredCorpus(Artifact):
     """A corpus in the store; a mix of several has only the keys of its sources.
 
-    Its shards are made one by one, in the folder or at an address, so that an interrupted preparation goes on.
+    Its shards are made one by one, in the folder or at an address, so that an interrupted preparation can be continued.
     """
 
     kind = part = "corpora"
@@ -106,14 +106,14 @@ class StoredCorpus(Artifact):
         return None if is_local(self.folder / SOURCES) else shelf_damage(self.shelf)
 
     def remove(self) -> None:
-        """Delete it. Shards at an address of their own stay, as other stores may use them; the same corpus finds them."""
+        """Delete it. Shards at an address outside the store stay, as other stores may use them; preparing it again finds them."""
         discard(self.folder)
         remove_folder(self.folder)
 
     def files(self) -> Iterator[Piece]:
         """Yield the JSON files and the shards, wherever the shards are, also of an unfinished corpus."""
         yield from sealed_in(self.folder, self.kind, self.again)
-        with suppress(UserError):  # a damaged index or note is one of the JSON files
+        with suppress(UserError):  # a damaged index or note is reported as a JSON file
             shelf = self.shelf
             names = sorted(shelf.sizes())
             if shelf.address is not None:

@@ -106,7 +106,7 @@ def worker_processes(
 def _uninterrupted() -> Iterator[None]:
     """Let Ctrl-C wait for the end of the block, and keep it from the processes that are started there.
 
-    An executor that is interrupted while it starts a process doesn't know of it, and may wait for the others forever.
+    An executor that is interrupted while it starts a process doesn't record that process, and may wait for the others forever.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a new process inherits
     # The mask is this thread's. Any other thread may receive the signal, and Python then interrupts the main thread.

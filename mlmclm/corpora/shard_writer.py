@@ -42,7 +42,7 @@ class Counts(NamedTuple):
     encoded_tokens: int = 0
     """Tokens including EOS; may be more than the blocks hold, because the last document may be cut."""
     unknown: int = 0
-    """Tokens that stand for text that the tokenizer doesn't know."""
+    """Unknown tokens: those of text that the vocabulary cannot write."""
     empty: int = 0
     """Documents without any token but EOS."""
 
@@ -164,7 +164,7 @@ class ShardWriter:
     def add(self, document: Position, tokens: NDArray[Any], *, size: int, unknown: int = 0) -> None:
         """Append a document's tokens, int [n], including EOS; ignore a document that is in the finished shards already.
 
-        Its text has `size` UTF-8 bytes, and `unknown` of its tokens stand for text that the tokenizer doesn't know.
+        Its text has `size` UTF-8 bytes, and `unknown` of its tokens are the tokenizer's unknown token.
 
         Raises:
             UserError: the source no longer has the document in which the last finished shard ends.

@@ -93,7 +93,7 @@ class Shelf:
         self._write(file, lambda system, path: system.pipe_file(path, content))
 
     def has_room(self, size: int) -> bool:
-        """Return whether this node's copies may take so many bytes more, after removing copies that are not needed.
+        """Return whether this node's copies may take `size` more bytes, after removing copies that are not needed.
 
         Copies of other corpora in the same folder are removed, the least recently opened first.
         """

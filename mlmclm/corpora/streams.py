@@ -101,7 +101,7 @@ def streams(corpus: CorpusConfig, source: Source, below: int | None, characters_
     ):
         pieces = training if part == TRAIN or below is not None else validation
         if corpus.streaming:
-            # Documents are taken as they come: the shard writers end the stream when they are full.
+            # Documents are used in the order of the stream, which ends when the shard writers are full.
             tokens = documents = None
         characters = None if tokens is None else int(tokens * characters_a_token)
         selected.append(Stream((part,), pieces, corpus, below, characters, documents))

@@ -79,7 +79,7 @@ class Subject:
     def of(cls, name: str, folder: Path, scoring: Scoring) -> Subject:
         """Read the hashes of a folder that `language_model.scoring_of` has chosen.
 
-        The tokenizer's hash is that of its file: an exported tokenizer adds other special tokens than the corpus's (see
+        The tokenizer's hash covers its file as it is: an exported tokenizer adds other special tokens than the corpus's (see
         `tokenizer_hash`), which changes scores.
         """
         # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
@@ -102,7 +102,7 @@ class Subject:
             meta = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
         config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
         classes = config.get("architectures") or [""]
-        # Earlier results of decoders used the last token's vector; this entry gives those of mean pooling other keys.
+        # Earlier results of decoders used the last token's vector. With this entry, results of mean pooling get other keys.
         decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
         pooled = {"pooling": "mean"} if decodes else {}
         keys = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | meta | pooled, of_bytes | pooled))

@@ -212,7 +212,7 @@ def _loaded(name: str, data_root: Path | None) -> Iterator[Task]:
         yield from manager.load([spec])["tasks"].values()
     except UserError:
         raise
-    except Exception as error:  # the harness and datasets raise all kinds
+    except Exception as error:  # the harness and datasets raise errors of all kinds
         raise _fault(name, path, error) from error
 
 
@@ -380,7 +380,7 @@ def _checked(task: Task, limit: int | None) -> HarnessTask:
 
 
 def _own_code(task: Task) -> list[str]:
-    """Return the syntax of the files that a task's class and functions (`!function`) are in, without the harness's own."""
+    """Return the syntax of the files with a task's class and functions (`!function`), except files of the harness."""
     paths, left = {inspect.getfile(type(task))}, [vars(task.config)]
     while left:
         value = left.pop()

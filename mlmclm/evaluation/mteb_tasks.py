@@ -101,7 +101,7 @@ class MtebTask:
             for part in parts:
                 try:
                     part.load_data()
-                except Exception as error:  # datasets raises all kinds
+                except Exception as error:  # datasets raises errors of all kinds
                     raise cannot_load(f"--mteb {self.name}", part.metadata.dataset["path"], error) from error
             result = mteb.evaluate(model.model, self.task, cache=None, show_progress_bar=False).task_results[0]
         finally:

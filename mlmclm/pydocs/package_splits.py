@@ -57,7 +57,7 @@ def are_copies(texts: Sequence[tuple[str, str]]) -> list[bool]:
     for split, text in texts:
         if split == "train":
             training.update(key for key, _ in _paragraphs(text))
-    # All training paragraphs must be known before the first evaluation text is looked at.
+    # All training paragraphs must be known before the first evaluation text is compared.
     return [split != "train" and _copied(text, training) for split, text in texts]
 
 

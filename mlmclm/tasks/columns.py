@@ -48,7 +48,7 @@ class Columns:
     source: str
     """File or Hub split, for messages."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Class names by column, if the source carries them."""
+    """Class names by column, if the source stores them."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Canonical name -> the source's name, where it differs from the task's."""
     untyped: bool = False

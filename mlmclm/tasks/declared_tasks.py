@@ -63,7 +63,7 @@ def _read(files: Iterable[Path], declared: Declared) -> Declared:
 def _installed() -> Declared:
     """Return the tasks of this package and of other installed packages.
 
-    The other packages' own code is not run: `find_spec` imports only the parents of a package.
+    The code of the other packages is not run: `find_spec` imports only the parents of a package.
     """
     declared = ours = _read(FOLDER.glob("*.yaml"), Declared({}))
     for point in TASKS.points():

@@ -2,7 +2,7 @@
 
 A family is a `Family` in a file of its own, in `mlmclm/tasks/families/` or in another installed package, together with
 the `PreparedTask` of its tasks; no other code refers to it by name. It declares the columns of its tasks, how they are
-checked, tokenised and shown, and the metrics. All other code asks the family.
+checked, tokenised and shown, and the metrics. All other code uses this declaration.
 
 torch and transformers are imported inside the methods that need them, as in `prepared_task`.
 """

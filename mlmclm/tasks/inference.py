@@ -113,7 +113,7 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a table and the user's overrides, from which roles are filled."""
+    """The columns of a table and the user's overrides, from which a family's columns are chosen."""
 
     kinds: Mapping[str, ColumnKind]
     overrides: Overrides
@@ -340,7 +340,7 @@ def _label(value: object) -> str:
     if isinstance(value, list | dict | bytes):
         raise ValueError("one label a row is expected, not several")
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # a column of whole numbers in which some are missing
+        return str(int(value))  # whole numbers are floats where some are missing
     return str(value).strip()
 
 

@@ -186,7 +186,7 @@ def _sentences(path: Path, lines: Iterable[str], comment: re.Pattern[str]) -> li
     """Return the fields of each line of each sentence. All lines of a file must have the same number of fields.
 
     Args:
-        comment: matches the beginning of a comment, which stands before a sentence.
+        comment: matches the beginning of a comment line. Comments come before a sentence.
     """
     sentences: list[list[list[str]]] = [[]]
     width, tabs = 0, False

@@ -17,7 +17,7 @@ class Metric(ABC):
     title: ClassVar[str]
     """Label in reports."""
     family: ClassVar[str]
-    """The family whose tasks it is for."""
+    """Name of the family to whose tasks it applies."""
     signed: ClassVar[bool] = False
     """True if it lies between -1 and 1, rather than between 0 and 1. Higher is better."""
 

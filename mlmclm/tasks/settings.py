@@ -51,7 +51,7 @@ class TaskSettings(Frozen):
     temperature: Annotated[float, Role.WEIGHTS] = Field(default=0.05, gt=0)
     """Retrieval: divisor of the cosines (a scale of 20, as in sentence-transformers)."""
     symmetric: Annotated[bool, Role.WEIGHTS] = False
-    """Retrieval: average the loss with that of finding the query from the document."""
+    """Retrieval: average the loss with the loss of finding the query, given the document."""
     distinct_batches: Annotated[bool, Role.WEIGHTS, Enters.IF_CHANGED] = False
     """Retrieval: no text occurs twice in a batch, as another row's positive for the same query would be a false negative. A task
     with hard negatives always has such batches. If False, the loss leaves out only a second copy of a positive."""

@@ -1,1 +1,1 @@
-"""The task families of this package: a `Family` and the `PreparedTask` of its tasks, in a file of their own."""
+"""The task families of this package: one file per family, with its `Family` and the `PreparedTask` of its tasks."""

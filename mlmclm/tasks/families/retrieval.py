@@ -171,7 +171,7 @@ class RetrievalTask(PreparedTask):
         # A document that occurs twice in the batch must not be a negative of its own query.
         positive = candidates[:size, None] == candidates[None, :]
         query_numbers = targets.get("queries", np.arange(size))
-        if len(np.unique(query_numbers)) < size:  # nor must another positive of a query that occurs twice
+        if len(np.unique(query_numbers)) < size:  # neither must another positive of a repeated query
             positive |= (query_numbers[:, None] == query_numbers[None, :]) @ positive
         np.fill_diagonal(positive, False)
         cosines = cosines.masked_fill(torch.from_numpy(positive).to(cosines.device), float("-inf"))
@@ -366,7 +366,7 @@ def _has_own(judged: RetrievalSet) -> bool:
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
     """Apply the settings' limits to an evaluation set.
 
-    Only queries with a relevant document are kept. A limited corpus holds all their judged documents, and others chosen
+    Only queries with a relevant document are kept. A limited corpus holds all documents judged for these, and others chosen
     at random.
     """
     relevant = _relevant(judged.qrels)["query_id"].combine_chunks().unique()
