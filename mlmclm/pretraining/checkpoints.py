@@ -1,7 +1,7 @@
 """A pretraining state on disk: fp32 weights and Adam's moments under their Hugging Face names.
 
     state.safetensors    weights `w/NAME`, first moments `m/NAME`, second moments `v/NAME`, callbacks' tensors `c/CALLBACK/NAME`;
-                         of a large state several parts, `state-00001-of-00004.safetensors` and so on (`parts`)
+                         a large state is split into parts, `state-00001-of-00004.safetensors` and so on (`parts`)
     step.json            the number of optimiser steps taken
     callbacks.json       the callbacks' other values, by callback and name; only if a callback has a state
 
@@ -35,7 +35,7 @@ from mlmclm.storage.files import disk_faults, finish_folder, read_json, temporar
 
 WEIGHTS, FIRST, SECOND, CALLBACKS = "w/", "m/", "v/", "c/"
 SEEN_WITHIN = 90.0
-"""Seconds after which a shared folder shows what another machine has made in it: NFS caches folders for up to a minute."""
+"""Seconds within which a shared folder shows what another machine has created in it: NFS caches folders for up to a minute."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def write_tensors(folder: Path, state: TrainingState) -> list[str]:
 
 
 def write_parts(folder: Path, state: TrainingState) -> list[str]:
-    """Write the parts of a state whose tensors it has; return the names of the files."""
+    """Write those parts of a state whose tensors this worker has; return the names of the files."""
     kinds = {WEIGHTS: state.weights, FIRST: state.first, SECOND: state.second}
     tensors = {f"{prefix}{name}": tensor for prefix, kind in kinds.items() for name, tensor in kind.items()}
-    # Rank 0 alone has those of the callbacks, and the first part.
+    # Only rank 0 has the callbacks' tensors. They go into the first part, which rank 0 writes.
     more = {
         f"{CALLBACKS}{callback}/{name}": value.detach().cpu()
         for callback, values in state.callbacks.items()
@@ -142,7 +142,7 @@ def write_folder(
         peers: the workers that have the state's tensors; all but rank 0 call `write_share`.
     """
     to = to or target
-    # The others are told of an error before the folder that they write to is deleted.
+    # If this worker fails, the others get the error before the folder that they write to is deleted.
     with temporary_folder(target) as folder, peers.passing_on():
         peers.tell(FOLDER, {"path": str(folder)})
         with disk_faults(target):
@@ -157,9 +157,9 @@ def write_folder(
         with disk_faults(target):
             write_json(folder / CHECKSUMS, files)
             local |= sums_of(folder, [CHECKSUMS])
-            # Finished before it is sent: where all see its folder, an outage of the store's address costs this machine nothing.
+            # Finish the folder before sending it: if all workers see it, the state is safe here when the store's address is down.
             complete = all(share["here"] for share in shares) and finish_folder(folder, target)
-        # If another process was faster, its files have other checksums than ours: a metric's time differs.
+        # If another process has finished `target` first, send ours: its checksums differ, because metrics contain times.
         place = target if complete else folder
         peers.tell(FINISHED, {"path": str(place)})
         upload(place, local, to)
@@ -186,7 +186,7 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
     try:
         common = Path(path)
         needed = bool(state.weights or state.first or state.second) and address_of(to) is None
-        # The name is random, so a machine that has the folder shares it with rank 0.
+        # The folder's name is random, so if it exists on this machine, it is the one that rank 0 has made.
         visible = _is_seen(common, peers, SEEN_WITHIN if needed else 0.0)
         if needed and not visible:
             raise EnvironmentFault(
@@ -207,7 +207,7 @@ def write_share(target: Path, state: TrainingState, peers: Peers, *, to: Path | 
 
 
 def _is_seen(folder: Path, peers: Peers, seconds: float) -> bool:
-    """Return whether a folder that rank 0 has made is seen here within so many seconds; raise rank 0's error if it fails first."""
+    """Return whether rank 0's folder becomes visible on this machine within `seconds`; raise rank 0's error if it fails first."""
     deadline = time.monotonic() + seconds
     while not (seen := folder.is_dir()) and time.monotonic() < deadline:
         peers.told(FOLDER)
@@ -223,7 +223,7 @@ def deposit(
     metrics: Iterable[dict[str, Any]],
     peers: Peers = ALONE,
 ) -> Path:
-    """Put a state into the store and return its folder. An intact one stays; a damaged one is set aside."""
+    """Put a state into the store and return its folder. An intact folder stays as it is; a damaged one is set aside and replaced."""
     folder = states.state_folder(store, key)
     if not states.exists(store, key):
         if folder.is_dir():

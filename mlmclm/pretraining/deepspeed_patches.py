@@ -53,10 +53,10 @@ def sum_by_messages(gradients: Sequence[Tensor]) -> None:
 
 
 def leave_norm_on_device() -> None:
-    """Let ZeRO 1 and 2 take a step without reading its norm; for devices with memory of their own.
+    """Let ZeRO 1 and 2 take a step before the host knows the gradient's norm; for devices with memory of their own.
 
     DeepSpeed makes the host wait for the norm, to skip a step whose norm isn't finite. Here a stage ends at such a step
-    (`callbacks.stop_rule`), and no state from after it is kept.
+    (`callbacks.stop_rule`), and no later state is stored.
     """
     stage_1_and_2.is_invalid_grad_norm = _never_invalid
     stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mask
@@ -103,7 +103,7 @@ def drop_copies_of_partitions(optimiser: Any) -> None:
 
 
 def _share(copies: Sequence[Tensor], weights: Sequence[Tensor | None]) -> list[Tensor]:
-    """Give copies the memory of the weights, and return these. An offloaded one is on another device: it stays a copy."""
+    """Let copies share the memory of their weights; return these weights. An offloaded copy, on another device, stays a copy."""
     shared = []
     for copy, weight in zip(copies, weights, strict=True):
         if weight is not None and copy.shape == weight.shape and copy.device == weight.device:

@@ -36,7 +36,7 @@ from mlmclm.pretraining.parts import PART_BYTES, names_by_part, own_names
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 BUCKETS = 16
-"""Number of buckets in which ZeRO reduces a model's gradients. A bucket is held twice while it is reduced.
+"""Number of buckets in which ZeRO reduces a model's gradients. While a bucket is reduced, memory holds it twice.
 
 ZeRO 3 also prefetches weights one bucket at a time.
 """
@@ -116,8 +116,8 @@ class Engine:
             partitioning: how the workers divide the model (`partitioning_of`).
             state: the state to continue from; None starts at step 0 with the weights that the model has.
             separator: the token that ends each document if documents are isolated (`collator.separator`), else None.
-            moments_since: step at which the moments were last 0. A state of that step loses those that it has.
-            part_bytes: most bytes of a state's file (`parts`).
+            moments_since: step at which the moments were last set to 0. Moments that a state of that step has are ignored.
+            part_bytes: maximum size of a state's file in bytes (`parts`).
 
         Raises:
             UserError: if the architecture cannot isolate documents, or torch.compile does not work here.
@@ -130,7 +130,7 @@ class Engine:
         self.rank = distributed.get_rank()
         self.backend = backend_of(device_of_workers())
         self.part_bytes = part_bytes
-        # Noted before ZeRO 3 divides the weights, which hides their sizes.
+        # Before ZeRO 3 divides the weights, which hides their sizes.
         self.sizes = {name.removeprefix("model."): parameter.numel() for name, parameter in model.named_parameters()}
         count = sum(self.sizes.values())
         apart = not self.backend.in_host_memory
@@ -138,10 +138,10 @@ class Engine:
         # Ray Train has created the process group already; DeepSpeed must use that one.
         deepspeed.init_distributed(distributed.get_backend(), dist_init_required=False)
         partitioning.begin(model.model, None if state is None else state.weights, config)
-        # `step` sets the rate. At 0, a step that DeepSpeed takes during initialisation changes nothing.
+        # The rate is 0 until `step` sets it, so a step that DeepSpeed takes during initialisation changes no weight.
         settings = Hyperparameters(*recipe.adam_betas, recipe.adam_eps, recipe.weight_decay, recipe.peak_learning_rate)
         optimiser = self.backend.optimizer(OPTIMIZERS[recipe.optimizer], model.parameters(), settings)
-        # The workers' allocator keeps freed memory. Return that of loading before DeepSpeed allocates its buffers.
+        # The workers' allocator keeps freed memory. Return what loading has freed before DeepSpeed allocates its buffers.
         return_freed_memory()
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimiser, config=config, dist_init_required=False
@@ -157,7 +157,7 @@ class Engine:
         if state is not None and state.first and state.step > moments_since:
             for name, parameter in zip(self.sizes, self.engine.module.parameters(), strict=True):
                 partitioning.load_moments(parameter, (state.first[name], state.second[name]))
-            distributed.barrier()  # rank 0 loads moments that workers share, and others may write them into a state at once
+            distributed.barrier()  # until rank 0 has loaded shared moments, no worker may copy them into a state
 
     def step(
         self, batches: Sequence[tuple[Tensor, Tensor]], objective: Objective, *, rate: float
@@ -189,7 +189,7 @@ class Engine:
         weight = 1.0
         if objective.loss_weight is not None:
             weight = getattr(self.recipe.loss_weights, objective.loss_weight)
-        count = labelled.clamp(min=1).double()  # fp64, as for a number of the host
+        count = labelled.clamp(min=1).double()  # fp64, like a Python float
         scale = torch.full_like(count, weight * self.accumulation) / count * self.partitioning.divisor
         for (input_ids, labels), where in zip(batches, places, strict=True):
             loss = self._forward(input_ids, labels, where, causal=objective.causal)
@@ -269,5 +269,5 @@ class Engine:
 
 
 def _labelled(labels: Tensor) -> Tensor:
-    """Return which of a micro-batch's positions have labels, int64 [labelled], where the labels are: on the host."""
+    """Return the indices of the positions in a flattened micro-batch that have labels: int64 [labelled], on the host."""
     return torch.from_numpy(np.flatnonzero(labels.numpy() != -100))

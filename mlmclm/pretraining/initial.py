@@ -4,7 +4,7 @@
                               initial.json     its source and its shape
                               checksums.json   size and SHA-256 of each of these files
     initial/sources/ID.json   the content hash of a folder or hub name when it was last read, and the hub's commit
-    initial/sources/HASH/     unchanged configuration and tokenizer of that content
+    initial/sources/HASH/     copies of the configuration and tokenizer with that content hash
 
 A folder is hashed in every run; if its content has changed, it is a different model. A hub name is pinned to its
 commit when it is first used (docs/models.md); deleting `ID.json` unpins it.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class StoredInitial(FolderArtifact):
-    """The encoder made of a given model, in the store."""
+    """The encoder made from a given model (a folder or a name on the hub), in the store."""
 
     kind = "given models"
     part = "initial"
@@ -52,11 +52,11 @@ class StoredInitial(FolderArtifact):
     remade = "rebuilt from the given model; where that is gone, put back a copy of the folder"
 
     def origin(self) -> Origin:
-        """Read what it was made from."""
+        """Read what the encoder was made from."""
         return Origin(self.facts, needs=(StoredSource(self.store, self.facts["content"]),))
 
     def opened(self) -> Self:
-        """Return it after verifying its description.
+        """Return this encoder after verifying its description.
 
         Raises:
             UserError: if the checksum of its description differs.
@@ -91,7 +91,7 @@ class StoredInitial(FolderArtifact):
         Raises:
             UserError: if they differ.
         """
-        reason = self.damage()  # unlike `checked`, this asks for the file of checksums too
+        reason = self.damage()  # unlike `checked`, this fails if the file of checksums is missing
         if reason is not None:
             raise UserError(
                 f"{self.folder}: {reason}. Delete this folder and run again to rebuild it from {self.source}."
@@ -216,10 +216,10 @@ def first_config(size: str, initial: StoredInitial | None, tokenizer: Path, reci
     """Return the configuration under which a model is trained.
 
     Args:
-        recipe: as it is in the model's phase. Its block length is used only for a model that starts from random weights.
+        recipe: the recipe with the settings of the model's phase. Its block length is used only for a model that starts from random weights.
 
     Raises:
-        UserError: the recipe has a RoPE base for a model without such positions.
+        UserError: the recipe has a RoPE base for a model without rotary positions.
     """
     from mlmclm.models.architectures import set_rope
     from mlmclm.models.build import load_prepared_tokenizer, model_config
@@ -301,7 +301,7 @@ def _known_source(source: str, wanted: Wanted) -> _Source | None:
 
 
 def _content(folder: Path, store: Path) -> str:
-    """Return the content hash of a folder: the one under which the store has the model, if any, else by today's definition."""
+    """Return a folder's content hash: the one (by any definition) under which the store has the model, else the current one."""
     hashes = content_hashes(folder)
     return next((content for content in hashes if StoredSource(store, content).is_here()), hashes[0])
 
@@ -381,7 +381,7 @@ def _tokenizer(sources: Mapping[str, _Source], chosen: TokenizerConfig | None) -
                 f"initial: {first!r} ({sources[first].text}) and {other!r} ({sources[other].text}) have different tokenizers, but the "
                 "models of a study share corpus and tokenizer. Make a study of each."
             )
-    # Take the copy in the store: it stays when the source is gone or has changed.
+    # Take the copy in the store, which stays the same when the source is gone or has changed.
     copied = TokenizerConfig(path=str(sources[first].files))
     if chosen is None or (chosen.path or chosen.name) in {source.text.partition("@")[0] for source in sources.values()}:
         return copied

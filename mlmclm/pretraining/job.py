@@ -48,11 +48,11 @@ class StageJob:
     fingerprint: str
     device: Device
     registered: Shipment | None = None
-    """The members that the driver has registered, for the workers."""
+    """The extensions that the driver has registered (`mlmclm.registry`), for the workers."""
     fitting: int | None = None
-    """Sequences at once that fit into the memory of a GPU, if the recipe doesn't say how many a worker takes."""
+    """Micro-batch that was found to fit into a GPU's memory; None if the recipe sets it or none was sought."""
     part_bytes: int = PART_BYTES
-    """Most bytes of a state's file."""
+    """Maximum size of a state's file in bytes."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -95,7 +95,7 @@ class StageJob:
 
     @cached_property
     def revision_steps(self) -> frozenset[int]:
-        """Steps after which the weights are a revision."""
+        """Steps after which the weights are stored as a revision (`callbacks.revisions`)."""
         return frozenset(revision_steps(self.stage.end.segments, self.whole_recipe))
 
     def key_at(self, step: int) -> str:
@@ -105,7 +105,7 @@ class StageJob:
     def description(self, step: int) -> dict[str, Any]:
         """Describe how the state after a step is made, for `state.json`."""
         state = self.stage.end.at(step)
-        # A state has the bytes that it had before recipes had these fields, unless they are set.
+        # Left out unless set, so that a state's bytes are the same as before recipes had these fields.
         newer, fields = ("callbacks", "pretraining_seeds", "deterministic", "fewest_workers"), Recipe.model_fields
         left_out = {name for name in newer if getattr(self.whole_recipe, name) == fields[name].default}
         return {
@@ -124,7 +124,7 @@ class StageJob:
         """Return the model shape that kernels are compiled for."""
         from mlmclm.backends.wide_products import processor_has_bf16
 
-        # Two options work on layers as modules, which a fused block would bypass. The CPU's have an fp32 residual stream.
+        # Two options work on layers as modules, which a fused block would bypass. The CPU's fused blocks have an fp32 residual stream.
         whole_layers = self.recipe.compile or self.recipe.activation_checkpointing
         whole_layers |= self.recipe.precision == "bf16-residual" and processor_has_bf16()
         return shape_of_size(self.shape, self.recipe.precision, fused=not whole_layers)

@@ -19,11 +19,11 @@ class Launcher(Protocol):
         ...
 
     def report(self, step: int) -> None:
-        """Report a step whose state other workers keep; collective, with their `keep`."""
+        """Report a step whose state other workers write; collective: those workers call `keep` at the same step."""
         ...
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
-        """Report a state and have this worker's part of it written in the background; collective, with `report` on workers without one.
+        """Report a state and have this worker's part of it written in the background; collective: workers without a part call `report`.
 
         Args:
             write: called in a thread of its own with the checkpoint's folder, which does not exist yet.
@@ -31,5 +31,5 @@ class Launcher(Protocol):
         ...
 
     def show(self, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Show a live metric's value in the dashboards: the latest one, or what is added to one whose name ends in `_total`."""
+        """Show a live metric's value in the dashboards: a gauge's latest value, or a counter's increment if its name ends in `_total`."""
         ...

@@ -1,6 +1,6 @@
 """The division of weights, gradients and moments among a stage's workers: one class per way, chosen once per stage.
 
-A state is read and written whole, so any way can take up a state of any other.
+The files of a state hold whole tensors, so a state written under one way can be loaded under any other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Replicated:
 
     @classmethod
     def options(cls, bucket: int, *, apart: bool = False) -> dict[str, Any]:
-        """Return DeepSpeed's `zero_optimization` for buckets of so many elements.
+        """Return DeepSpeed's `zero_optimization` for buckets of `bucket` elements.
 
         Args:
             apart: whether the devices have memory of their own, and compute while messages are under way.
@@ -87,7 +87,7 @@ class Replicated:
         return self.engine.optimizer
 
     def begin(self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None, config: dict[str, Any]) -> None:
-        """Load weights, unless the model has its own, before DeepSpeed with this configuration takes over the model."""
+        """Load weights (None: the model keeps its own), before DeepSpeed takes over the model with this configuration."""
         if weights is not None:
             load_weights(model, weights)
 
@@ -101,8 +101,8 @@ class Replicated:
     def reduce(self) -> None:
         """Sum gradients over the workers unless DeepSpeed has done so, and clip them; collective, before a step.
 
-        Clips like `torch.nn.utils.clip_grad_norm_`, but in the host's memory skips the pass over gradients that would be
-        multiplied by 1. The host would wait for another device to know that.
+        Clips like `torch.nn.utils.clip_grad_norm_`, but in the host's memory it leaves gradients alone whose factor would
+        be 1. To do so on another device, the host would have to wait for the norm.
         """
         gradients = [parameter.grad for parameter in self.engine.module.parameters() if parameter.grad is not None]
         self._norm, applied = self._sum(gradients)
@@ -120,7 +120,7 @@ class Replicated:
         _start(self.optimizer, (p for group in self.optimizer.param_groups for p in group["params"]), step)
 
     def load_moments(self, parameter: nn.Parameter, moments: tuple[Tensor, Tensor]) -> None:
-        """Set the moments of a weight, given whole; collective."""
+        """Set the moments of a weight, given as whole tensors; collective."""
         for moment, value in zip(self._moments(parameter), moments, strict=True):
             moment.copy_(value)
 
@@ -129,7 +129,7 @@ class Replicated:
         return (parameter.detach(), *(self._moments(parameter) if moments else ()))
 
     def _sum(self, gradients: list[Tensor]) -> tuple[float | Tensor, list[Tensor]]:
-        """Sum gradients unless DeepSpeed has; return the norm of all, and those that this worker's step applies."""
+        """Sum gradients unless DeepSpeed has done so; return the norm of all, and the gradients that this worker's step applies."""
         if self.in_host_memory and self.world > 1:
             sum_by_messages(gradients)
         norm = nn.utils.get_total_norm(gradients)
@@ -237,7 +237,7 @@ class PartitionedWeights(PartitionedMoments):
         # all weights, so nothing would be saved.
         sizes = ("stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance")
         options = super().options(bucket) | dict.fromkeys(sizes, bucket)
-        # Gathers the next layer's weights, and reduces the last one's gradients, beside the computation. DeepSpeed's default.
+        # DeepSpeed's default: it gathers the next layer's weights and reduces the previous one's gradients during the computation.
         options["overlap_comm"] = apart
         del options["allgather_bucket_size"]
         return options
@@ -289,7 +289,7 @@ def partitioning_of(recipe: Recipe) -> Replicated:
 
 
 def _start(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], step: int) -> None:
-    """Give the parameters that an optimiser steps a count of steps and zero moments."""
+    """Set the step count of an optimiser's parameters, and their moments to 0."""
     for parameter in parameters:
         moments = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in MOMENTS}
         optimizer.state[parameter] = {"step": torch.tensor(float(step), device=parameter.device), **moments}

@@ -29,7 +29,7 @@ def names_by_part(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 def owner(part: int, parts: int, world: int) -> int:
     """Return the rank of the worker that writes a part; rank 0 has the first.
 
-    Fewer parts than workers are spread over all ranks, and so over all nodes, whose ranks are consecutive.
+    If parts are fewer than workers, their ranks are evenly spaced, which spreads them over nodes: a node's ranks are consecutive.
     """
     return part * world // parts
 
@@ -47,6 +47,6 @@ def part_names(count: int) -> list[str]:
 
 
 def part_paths(folder: Path) -> list[Path]:
-    """Return the paths of a state's parts, whose number each of their names says; one may be missing."""
+    """Return the paths of all parts of a state, whose number is in each file's name; files may be missing."""
     part = next(folder.glob("state-*-of-*.safetensors"), None)
     return [folder / name for name in part_names(1 if part is None else int(part.stem.rpartition("-")[2]))]

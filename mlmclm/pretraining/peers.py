@@ -1,6 +1,6 @@
 """Messages between workers' threads that write a state together.
 
-Collectives belong to the main threads, so the messages go through the store in which the process group has met.
+Collectives belong to the main threads, so the messages go through the process group's key-value store.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from mlmclm.errors import EnvironmentFault
 
 SECONDS = 0.1
-"""Time between two looks for a message."""
+"""Seconds between two checks for a message."""
 FOLDER, FINISHED, END = "folder", "finished", "end"
-"""Names of rank 0's messages: where to write, where that is when all have written, and how it ended."""
+"""Names of rank 0's messages: the folder to write to, the path of that folder once all have written, and the end of the exchange."""
 
 
 def sent_by(rank: int) -> str:
@@ -56,7 +56,7 @@ class Peers:
         A worker that dies leaves none; the launcher then ends the others.
 
         Raises:
-            PeerError: instead of the message, its sender has failed.
+            PeerError: the sender has failed instead of sending the message.
         """
         # A blocking `get` would keep the main thread from the store.
         while not self._store.check([name]):
@@ -74,7 +74,7 @@ class Peers:
         if self.rank > 0:
             self.told(END)
             return
-        for name in (FOLDER, END):  # the folder too, for those who wait for one where none was needed
+        for name in (FOLDER, END):  # FOLDER too, for workers that wait for it although rank 0 had nothing to write
             self.tell(name, {})
 
     @contextmanager

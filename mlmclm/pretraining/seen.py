@@ -49,10 +49,10 @@ class TrainingBatch:
     labels: npt.NDArray[np.int64] | None
     """[batch, length], -100 where nothing is predicted; None without an objective."""
     lengths: npt.NDArray[np.int64]
-    """[batch], the tokens of each row without filling."""
+    """[batch], number of tokens in each row without padding."""
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Yield one mapping per row of the batch, without filling."""
+        """Yield one mapping per row of the batch, without padding."""
         for row, (block, length) in enumerate(zip(self.blocks.tolist(), self.lengths.tolist(), strict=True)):
             record = {"step": self.step, "row": row, "block": block, "input_ids": self.input_ids[row, :length].tolist()}
             yield record if self.labels is None else record | {"labels": self.labels[row, :length].tolist()}
@@ -72,7 +72,7 @@ def training_batches(
     Args:
         model: the model whose inputs and labels to yield; None yields the unmasked tokens, which are the same for all
             models of a study.
-        masked: whether to yield a model's inputs and labels; else the tokens before anything is hidden.
+        masked: whether to yield a model's inputs and labels; else the tokens before masking.
     """
     tokens_of, end = vocabulary(tokenizer), separator(recipe, tokenizer)
     segments = history(model, recipe).segments if model is not None else ()
@@ -164,7 +164,7 @@ def _columns(batch: TrainingBatch) -> pyarrow.RecordBatch:
 
     rows, length = batch.input_ids.shape
     ends = np.cumsum([0, *batch.lengths], dtype=np.int32)
-    real = np.arange(length) < batch.lengths[:, None]  # all but filling
+    real = np.arange(length) < batch.lengths[:, None]  # all but padding
 
     def lists(values: npt.NDArray[np.int64]) -> pyarrow.ListArray:
         return pyarrow.ListArray.from_arrays(ends, values.astype(np.int32)[real])

@@ -7,8 +7,8 @@
 
     revisions/KEY/    the same without moments and metrics, for steps at which no model ends (`recipe.revisions_every`)
 
-A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`. The
-latest one is at the address of a store that has one, too: `runs/KEY/checkpoint_STEP/`.
+A checkpoint of a running stage is a folder with the same files: `runs/KEY/ray_train/ATTEMPT/checkpoint_TIME/`. If
+the store has an address, the latest one is also there: `runs/KEY/checkpoint_STEP/`.
 
 This module does not need torch, so a finished study is recognised almost instantly.
 """
@@ -46,12 +46,12 @@ class StoredState(FolderArtifact):
     remade = "trained again"
 
     def files(self) -> Iterator[Piece]:
-        """Yield its files; an untrained model has no state of training."""
+        """Yield the state's files; none if the folder holds only an untrained model, which has no training state."""
         if (self.folder / CHECKSUMS).is_file() or any(path.is_file() for path in part_paths(self.folder)):
             yield from super().files()
 
     def origin(self) -> Origin:
-        """Read what it was trained from: its history, the recipe, the corpus, and the state or model that it began with."""
+        """Read what the state was trained from: its history, the recipe, the corpus, and the state or model that it began with."""
         saved = read_json(self.folder / "state.json") if (self.folder / "state.json").is_file() else {}
         if "recipe" not in saved:
             return Origin()
@@ -100,7 +100,7 @@ def exists(store: Path, key: str) -> bool:
 
 
 def stages_left(stage: Stage, store: Path, fingerprint: str) -> tuple[Stage, ...]:
-    """Return the stages that are left of a stage, given the states in the store (`Stage.left`)."""
+    """Return what is still to be trained of a stage, as stages, given the states in the store (`Stage.left`)."""
     return stage.left(lambda state: exists(store, state.key(fingerprint)))
 
 
@@ -130,7 +130,7 @@ def sent_as(run_folder: Path, step: int) -> Path:
 
 
 def drop_earlier(run_folder: Path, step: int) -> None:
-    """Delete a run's checkpoints of earlier steps at the store's address, if it has one, and here."""
+    """If the store has an address, delete a run's checkpoints of earlier steps at that address and on this machine."""
     if address_of(run_folder) is not None:
         for earlier in _sent(run_folder):
             if step_of(earlier) < step:
@@ -149,18 +149,18 @@ def bring_checkpoint(run_folder: Path) -> None:
 
 
 def send_start(run_folder: Path, folder: Path) -> Path:
-    """Send what a stage starts from to the store's address, as far as it isn't there; return its path in the store."""
+    """Send the state that a stage starts from to the store's address, unless it is there; return its path in the store."""
     place = folder
     if folder.is_relative_to(run_folder / "ray_train"):
         place = sent_as(run_folder, read_json(folder / "step.json")["step"])
-    # Its machine may have gone down before it was sent.
+    # The machine that wrote it may have failed before sending it.
     if address_of(place) is not None:
         send(folder, (*read_json(folder / CHECKSUMS), CHECKSUMS), to=place)
     return place
 
 
 def bring_start(run_folder: Path, folder: Path, *, of: Path) -> None:
-    """Fetch what `send_start` has sent, in place of the run's other checkpoints here; verify it if it is here already.
+    """Fetch what `send_start` has sent and delete the run's other checkpoints, unless this machine has it; verify it.
 
     Raises:
         UserError: if this machine's copy is damaged.
@@ -185,7 +185,7 @@ def end_run(run_folder: Path) -> None:
 
 
 def step_of(sent: Path) -> int:
-    """Return the step of a checkpoint at the store's address, which its name says."""
+    """Return the step in the name of a checkpoint at the store's address."""
     return int(sent.name.rpartition("_")[2])
 
 

@@ -58,7 +58,7 @@ class StepMeter:
         peaks = (matrix_peak(engine.device, bf16=bf16), math.nan if device is None else device.peak)
         summed = torch.tensor(peaks, device=engine.device)
         distributed.all_reduce(summed)
-        # FLOP/s of all workers. If one's device is unknown, so is the sum.
+        # FLOP/s of all workers. If one worker's device is unknown (NaN), so is the sum.
         self._peak, self._published = summed.tolist()
 
     def add(
@@ -115,7 +115,7 @@ class StepMeter:
         self._since = time.perf_counter()
 
     def _flops(self, tokens: int, labelled: int) -> int:
-        """Return the model FLOPs of the recorded steps on all workers, which had so many tokens, labelled and in all."""
+        """Return the model FLOPs of the recorded steps, given their numbers of tokens and labelled tokens on all workers."""
         return training_flops(
             self.job.shape,
             tokens=tokens,

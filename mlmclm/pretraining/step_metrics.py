@@ -23,10 +23,10 @@ class StepMetrics(NamedTuple):
     """Norm of the gradient before clipping; -1 if the gradient is not finite, as DeepSpeed reports it."""
     labelled: int
     tokens: int
-    """Tokens of the global batch, without filling."""
+    """Tokens of the global batch, without padding."""
     step_seconds: float
     """Seconds since the end of the step before. Excludes combining metrics and validation; includes copying a state. A GPU
-    may still compute a step that has ended, so only the sum over several says how fast it is."""
+    may still be computing a step that has ended on the host, so only the sum over several steps measures its speed."""
     tokens_per_second: float
     utilisation: float
     """Model FLOP/s as a share of the measured peak of matrix products."""
@@ -43,10 +43,10 @@ class StepMetrics(NamedTuple):
         return (self.loss is None or bool(np.isfinite(self.loss))) and 0 <= self.gradient_norm < np.inf
 
     def reproduced(self) -> StepMetrics:
-        """Return the metrics with nothing in place of those that are others whenever the step is taken."""
+        """Return the metrics with NaN in place of those that differ each time the step is run (all but `REPRODUCED`)."""
         nothing: dict[str, Any] = {name: math.nan for name in self._fields if name not in REPRODUCED}
         return self._replace(**nothing)
 
 
 REPRODUCED = ("step", "loss", "learning_rate", "gradient_norm", "labelled", "tokens")
-"""Metrics that a step has whenever it is taken."""
+"""Metrics that are the same each time a step is run."""

@@ -50,9 +50,9 @@ from mlmclm.storage.files import whole_folder, write_atomic
 from mlmclm.storage.unchanged import Unchanged
 
 FLUSH_EVERY = 10
-"""Steps between readings of the metrics. Each costs an all-reduce and makes the host wait for the accelerator."""
+"""Steps between readings of the metrics. Each reading costs an all-reduce and makes the host wait for the accelerator."""
 PREPARED_AHEAD = 2
-"""Coming steps whose batches are prepared while a device with memory of its own computes."""
+"""Number of steps whose batches are prepared in advance while a device with memory of its own computes."""
 VALIDATION_STEP = 2**31
 """Step number that determines the masks of validation blocks. No training step reaches it."""
 
@@ -107,7 +107,7 @@ def training_loop(stage: RunningStage, meter: StepMeter, callbacks: Sequence[Cal
     label = Collator(objective, vocabulary(job.tokenizer), recipe.corruption, recipe.seeds.masks, engine.separator)
     ahead = STEPS_AHEAD if is_elsewhere(job.train) else 0
     if engine.backend.in_host_memory:
-        # The processors train. A thread would take their time, unless it waits for a store.
+        # The CPU itself trains, so a thread that prepares batches would slow it, unless that thread only waits for a store.
         with ReadAhead(partial(_tokens, job, engine), last=last, ahead=ahead) as tokens:
             _train(stage, meter, callbacks, label, lambda step: _micro_batches(job, engine, label, step, tokens(step)))
     else:
@@ -126,7 +126,7 @@ def _train(
     job, engine, recipe = stage.job, stage.engine, stage.job.recipe
     objective, last = job.stage.objective, job.stage.end.step
     added = added_kinds(job)
-    # The same on all workers, since reading the metrics is collective.
+    # `asked` is the same on all workers, since reading the metrics is collective.
     asked = any(kind.needs_each_step() for kind in added.values()) or any(callback.asks for callback in callbacks)
     changing = [callback for callback in callbacks if isinstance(callback.stage, KeyedStage)]
     others = [callback for callback in callbacks if callback not in changing]
@@ -141,7 +141,7 @@ def _train(
         waited = time.perf_counter() - waited
         outcome = engine.step(batches, objective, rate=job.learning_rate(done))
         meter.add(done, outcome, batches, waited)
-        # Read the metrics before a state is kept, so that only states with finite losses behind them are written.
+        # Read the metrics before a state is written, so that no state is written after a loss that is not finite.
         if asked or done % FLUSH_EVERY == 0 or job.keeps(done) or done in job.revision_steps:
             metrics = meter.take()
             stage.latest = metrics[-1]
@@ -154,11 +154,11 @@ def _train(
         if not stage.stopped and (done % recipe.evaluate_every == 0 or done == last):
             held_out = _validation_batches(job.validation, recipe, engine, label)
             evaluation = engine.evaluate(held_out, causal=objective.causal)
-            # That at the end of a stage is not at the same step in every study.
+            # The validation at the end of a stage is not for `changing` callbacks: stages of other studies end at other steps.
             for callback in callbacks if done % recipe.evaluate_every == 0 else others:
                 callback.on_validation(done, evaluation.loss, evaluation.accuracy)
             meter.resume()
-        # Before `on_step_end`, which would write the state. All workers stop here at the same step.
+        # Stop before `on_step_end`, which would write the state. All workers stop here at the same step.
         if stage.stopped:
             break
         if job.keeps(done) or done in job.revision_steps:
@@ -212,7 +212,7 @@ def _begin(
         divided: whether the workers partition the weights (ZeRO 3), so that none of them should hold all. The model
             then has no weights, and a separate process writes a stage's initial weights.
     """
-    # Rank 0 chooses for all: workers that each looked could see different states of a shared file system.
+    # Rank 0 chooses for all: if each worker looked for itself, they could see different states of a shared file system.
     chosen = sent = None
     if distributed.get_rank() == 0:
         chosen = _latest_folder(job)
@@ -293,7 +293,7 @@ def _pinned_batches(job: StageJob, engine: Engine, label: Collator, step: int) -
 def _tensors(
     input_ids: NDArray[np.int64], labels: NDArray[np.int64], recipe: Recipe, label: Collator
 ) -> tuple[Tensor, Tensor]:
-    """Return a micro-batch as tensors, [micro, length] each; of chunks the tokens without filling, [1, tokens] each."""
+    """Return a micro-batch as tensors, [micro, length] each; for chunks, the tokens without padding, [1, tokens] each."""
     if recipe.rows == "chunks":
         assert label.separator is not None
         input_ids, labels = without_filling(input_ids, labels, label.separator)

@@ -36,11 +36,11 @@ class RunningStage:
     """Set to True to end the stage after the remaining callbacks have run. The workers meet in a collective in every
     step, so a callback must set it on all workers at the same step."""
     latest: StepMetrics | None = None
-    """Metrics of the last step of which they were read: of every step, if a callback `asks` for some."""
+    """Metrics of the last step for which they were read; that is every step if a callback `asks` for some."""
     callbacks: dict[str, Callback] = field(default_factory=dict)
     """This worker's callbacks by name."""
     check_inputs: Callable[[], None] = lambda: None
-    """Raises a `UserError` if what the stage reads is not what was hashed any more; called before a state is kept."""
+    """Raises a `UserError` if the stage's inputs have changed since they were hashed; called before a state is written."""
 
 
 class KeyedStage:
@@ -87,20 +87,20 @@ class KeyedStage:
 class Callback:
     """Base class of the callbacks. Hooks do nothing by default. Steps are counted from 1.
 
-    Callbacks of the recipe run first, in its order, so that a state that is written after a step holds what they did.
+    Callbacks of the recipe run first, in its order, so that a state written after a step includes their effects.
 
-    A state also holds what `state_dict` returns, and a stage that goes on from the state goes on with it.
+    A state also holds what `state_dict` returns; a stage that resumes from the state passes it to `load_state_dict`.
 
     A callback of the recipe is given a `KeyedStage`, unless it `observes`. Its hooks are then called at the same steps in
     every study: `on_metrics` after each step, `on_validation` at multiples of the recipe's `evaluate_every` alone, and
-    `on_step_end` before a validation, which is of the weights that are kept. `on_start`, `on_end` and `state_dict` are
+    `on_step_end` before a validation, so that the validated weights are those that are stored. `on_start`, `on_end` and `state_dict` are
     also called where a stage is divided or interrupted, and must leave the weights as they are.
 
     Class attributes:
         everywhere: whether every worker runs the callback, rather than rank 0 only. Needed if it uses collectives or
             changes weights.
-        observes: True if the weights don't depend on it. The keys of states then leave it out, and a state from before
-            it was there has nothing for `load_state_dict`.
+        observes: True if the weights don't depend on it. The keys of states then leave it out. For a state from
+            before it was added, `load_state_dict` is not called.
         always: whether every stage runs the callback, not only those whose recipe names it. This enters no key, so another
             package's callback must also set `observes`.
         asks: names of the fields of `StepMetrics` that it needs after every step (`metric`), which costs an all-reduce.
@@ -116,12 +116,12 @@ class Callback:
 
     @classmethod
     def lacks(cls) -> list[str]:
-        """Return what a callback from outside lacks."""
+        """Return the faults of a callback that is not built in."""
         return ["sets always = True, so it must set observes = True"] if cls.always and not cls.observes else []
 
     @classmethod
     def timing(cls) -> tuple[str, ...]:
-        """Return the recipe's fields that say when its hooks are called; keys have them, unless it `observes`."""
+        """Return the recipe's fields on which the calls of its hooks depend; keys contain them, unless the callback `observes`."""
         return () if cls.on_validation is Callback.on_validation else ("evaluate_every", "evaluation_blocks")
 
     @classmethod
@@ -146,15 +146,15 @@ class Callback:
         """Handle the result of a validation after a step (see `engine.Evaluation`)."""
 
     def on_step_end(self, step: int) -> None:
-        """Handle the end of a step; not called for a step at which the stage is stopped before."""
+        """Handle the end of a step; not called if the stage is stopped earlier in the step."""
 
     def on_end(self) -> None:
         """Handle the end of the stage, after its last step or when it is stopped; not called if it fails."""
 
     def metric(self, name: str) -> float:
-        """Return a metric of the step just taken, over all workers, in `on_metrics` and `on_step_end`; one in `asks`.
+        """Return a metric in `asks` of the step just taken, over all workers; for use in `on_metrics` and `on_step_end`.
 
-        NaN stands for a metric that the step doesn't have, such as the loss of a step without a labelled token.
+        It is NaN if the step doesn't have the metric, such as the loss of a step without a labelled token.
         """
         if name not in self.asks:
             raise unknown("metric", name, self.asks, where=f"{type(self).__name__}.asks")
@@ -162,11 +162,11 @@ class Callback:
         return math.nan if value is None else float(value)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the callback's state: tensors, and values of JSON, by name. Called wherever it runs; rank 0's is kept."""
+        """Return the callback's state: tensors, and values of JSON, by name. Called on each worker that runs it; rank 0's is stored."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that `state_dict` returned, before `on_start`; tensors are on the CPU."""
+        """Restore a state that `state_dict` returned, before `on_start`; tensors are on the CPU."""
 
 
 CALLBACKS: Registry[type[Callback]] = KINDS["callback"]
@@ -177,7 +177,7 @@ def added_kinds(job: StageJob) -> dict[str, type[Callback]]:
     """Return the callbacks of a stage's recipe by name, in its order.
 
     Raises:
-        UserError: one asks for an unknown metric, or doesn't only observe and asks for one that differs from run to run.
+        UserError: one asks for an unknown metric, or asks for one that differs from run to run without `observes`.
     """
     kinds = {name: CALLBACKS[name] for name in job.recipe.callbacks}
     for name, kind in kinds.items():

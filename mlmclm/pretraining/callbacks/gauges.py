@@ -12,7 +12,7 @@ from mlmclm.pretraining.step_metrics import StepMetrics
 SHOWN = (
     "loss", "step", "tokens_per_second", "learning_rate", "gradient_norm", "utilisation", "published_utilisation", "data_wait",
 )  # fmt: skip
-"""Fields of `StepMetrics` that gauges are named after, where there is a value."""
+"""Fields of `StepMetrics` that are shown as gauges of the same name, except where they are None."""
 
 
 class Gauges(Callback):

@@ -18,7 +18,7 @@ class Revisions(Callback):
     everywhere = True  # gathering the weights is a collective
 
     def on_start(self) -> None:
-        # The first weights; or those of a checkpoint that was complete when the run died before the revision was.
+        # Store the first weights; or those of a checkpoint, if a run died after completing it and before storing its revision.
         self.on_step_end(self.stage.start)
 
     def on_step_end(self, step: int) -> None:

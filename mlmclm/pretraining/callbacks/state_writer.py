@@ -51,7 +51,7 @@ class StateWriter(Callback):
         """
         job, engine = self.stage.job, self.stage.engine
         state = engine.state(step)
-        # On all workers, since a callback that runs everywhere may gather its state.
+        # Called on all workers, since a callback that runs everywhere may gather its state.
         kept = {name: callback.state_dict() for name, callback in self.stage.callbacks.items()}
         if engine.rank == 0:
             # A state changes with the next step, so what is written must be a copy.
