@@ -47,7 +47,7 @@ PUBLISHED: dict[tuple[str, ...], Device] = {
     ("L40S",): Device("NVIDIA L40S", 362.05e12, "NVIDIA L40S data sheet, BF16 Tensor Core"),
     ("L4",): Device("NVIDIA L4", 121e12, f"NVIDIA L4 data sheet, {_SPARSE}"),
 }
-"""Words of a GPU's name in CUDA -> the device. The first whose words are all there counts."""
+"""Words of a GPU's name in CUDA -> the device. The first entry whose words are all in the name applies."""
 HERE = "here"
 """The machine that runs the command, as measured by `pretraining.speed.this_machine`."""
 

@@ -3,7 +3,7 @@
 An example is `610m-clm-10k-mlm40-42k`. Grammar (the study's, arXiv 2507.00994; `untrained` is this project's addition):
 
     name       = (size "-untrained" | size 1*("-" objective "-" ["dec"] steps) ["-" step]) ["-r" replicate]
-    size       = a size of `models.sizes`, or the study's own name for a model to continue from
+    size       = a size of `models.sizes`, or a study file's name for a model to continue from
     objective  = "clm" | "mlm" ratio | ...      as the classes of `mlmclm.objectives` write it; ratio in per cent, 1-99
     steps      = total optimiser steps at the end of the phase; a multiple of 1,000 is written with k (42k)
                | share "%"                      of the last phase's total; not allowed for the last phase itself
@@ -12,8 +12,8 @@ An example is `610m-clm-10k-mlm40-42k`. Grammar (the study's, arXiv 2507.00994; 
     replicate  = 2, 3, ...: the same plan trained again with other seeds (`Recipe.seeds_of`); the first has no number
 
 `parse_name` and `str` are inverses. A plan has exactly one name; any other spelling is refused with an error that gives the
-right one. The only exception is a share, which stands for a number of steps: `1m-clm-25%-mlm40-1k` is read as
-`1m-clm-250-mlm40-1k` and goes by that name from then on.
+right one. The only exception is a share: `1m-clm-25%-mlm40-1k` is read as `1m-clm-250-mlm40-1k`, which is the model's name from
+then on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlmclm.objectives.objective import Objective, parse_objective
 
 _SHARE = re.compile(r"(dec)?((?:0|[1-9]\d*)(?:\.\d*[1-9])?)%")
 _DECIMALS = 3
-"""Decimals of a share (in per cent) that an error message proposes."""
+"""Maximum number of decimals in a share (in per cent) that an error message proposes."""
 _GRAMMAR = "SIZE-OBJECTIVE-STEPS, SIZE-OBJECTIVE-STEPS-OBJECTIVE-TOTAL or SIZE-untrained, such as 2m-clm-150-mlm40-600"
 
 
@@ -144,10 +144,10 @@ def parse_name(name: str, sizes: Iterable[str] = SIZES) -> ModelName:
 
 
 def replicates_among(names: Mapping[str, ModelName]) -> dict[str, str]:
-    """Return the model that a further pretraining run is a replicate of, by the run's name: the first of its plan.
+    """Map each further pretraining run of a plan to the first run of that plan, by their names.
 
     Args:
-        names: the plans of models, by what they are called.
+        names: parsed model names, by the names of the runs.
     """
     firsts: dict[ModelName, str] = {}
     for called in sorted(names, key=lambda called: names[called].replicate):
@@ -169,7 +169,7 @@ def _replicate(name: str, parts: list[str]) -> int:
 
 
 def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
-    """Yield a name's parts, with each share replaced by the steps that it stands for."""
+    """Yield a name's parts, with each share replaced by its number of steps."""
     last = (len(parts) // 2) * 2 - 1  # index of the last phase's steps
     for index, part in enumerate(parts):
         match = _SHARE.fullmatch(part)

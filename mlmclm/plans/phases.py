@@ -26,7 +26,7 @@ class BatchWarmup(Frozen):
     steps: Annotated[int, Role.WEIGHTS] = Field(ge=1)
     """Steps until the batch has its full size."""
     first: Annotated[int, Role.WEIGHTS] = Field(ge=1)
-    """Sequences of the first steps; sizes grow by this number."""
+    """Sequences per step at first; each further batch size is larger by this number."""
 
     def sizes(self, batch: int) -> int:
         """Return the number of batch sizes below the full one, at least 1."""
@@ -58,11 +58,11 @@ class TrainingPhase(Frozen):
     final_share: Annotated[float, Role.WEIGHTS] = Field(0.0, ge=0, lt=1)
     """Share of the peak to which the learning rate decays."""
     rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, _CARRIED] = Field(None, gt=1)
-    """Base of the rotary position embedding; of layers with global attention, where there are others."""
+    """Base of the rotary position embedding; where some layers have local attention, only that of the global ones."""
     local_rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, _CARRIED] = Field(None, gt=1)
     """The same for layers with local attention."""
     mix: Annotated[Mix | None, Role.WEIGHTS, _CARRIED] = None
-    """Sources with their weights, as the recipe's `mix`; the name of a source stands for that source alone."""
+    """Sources with their weights, as the recipe's `mix`; the name of a source means that source alone."""
     moments: Annotated[Literal["keep", "new"], Role.WEIGHTS] = "keep"
     """Whether the optimizer keeps its moments or starts with zero moments, as if only the weights had been loaded."""
 
@@ -95,7 +95,7 @@ CARRIED = TrainingPhase.fields_with(_CARRIED)
 
 
 class ResolvedPhase(Frozen):
-    """A phase at its place in a recipe: everything is a number."""
+    """A phase with its first and last step, and with all settings that it takes from earlier phases or the recipe."""
 
     name: Annotated[str, Role.DISPLAY]
     start: Annotated[int, Role.WEIGHTS, Enters.INDIRECTLY]
@@ -129,8 +129,8 @@ class ResolvedPhase(Frozen):
     def identity(self) -> dict[str, Any]:
         """Return what determines the weights after a step of the phase, for a state's key.
 
-        The segment in the phase adds where it starts and stops. A phase without decay doesn't depend on its own length, so
-        models that stay in it longer share its states.
+        A segment's `identity` adds where it starts and stops. Steps of a phase without decay don't depend on the phase's
+        length, so models that stay in it for different times share its states.
         """
         left_out = () if DECAYS[self.decay].decays else ("decay_steps", "final_share")
         return {name: value for name, value in self.keyed(Role.WEIGHTS, Role.TOKENS).items() if name not in left_out}
@@ -162,7 +162,7 @@ def steps_of(phase: TrainingPhase, *, block_length: int, batch: int) -> int:
 
 
 def resolve_phases(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[ResolvedPhase, ...]:
-    """Return phases at their places, the first at step 0; the recipe has what the first ones leave out (`CARRIED`)."""
+    """Return the phases resolved, the first from step 0 on; `CARRIED` settings that the first ones omit are the recipe's."""
     resolved: list[ResolvedPhase] = []
     values, start = {name: getattr(recipe, name) for name in CARRIED}, 0
     for phase in phases:
@@ -170,7 +170,7 @@ def resolve_phases(phases: Sequence[TrainingPhase], recipe: Frozen) -> tuple[Res
         values |= {name: value for name, value in settings.items() if name not in CARRIED or value is not None}
         stop = start + steps_of(phase, block_length=values["block_length"], batch=values["batch"])
         if not resolved:
-            values["moments"] = "keep"  # there are none yet, so it makes no other states
+            values["moments"] = "keep"  # there are none yet, so "new" would only give the same states other keys
         values["decay_steps"] = (phase.decay_steps or max(1, stop - start - phase.warmup_steps)) if phase.decays else 0
         resolved.append(ResolvedPhase(**values, start=start, stop=stop))
         start = stop

@@ -64,8 +64,8 @@ class LossWeights(Frozen):
     """Factors on a stage's loss before the backward pass, by kind of objective. Reported losses do not include them.
 
     Adam normalises the gradient's scale, so a weight acts only through what does not scale with the gradient: `clip`
-    (the norm that is clipped and reported is the weighted gradient's), `adam_eps`, through both of these the balance
-    against `weight_decay`, and the moments that a phase of the other kind inherits.
+    (the norm that is clipped and reported is the weighted gradient's) and `adam_eps`, and through these the balance
+    against `weight_decay`. It also acts on a phase of the other kind, through the moments that this inherits.
     """
 
     clm: Annotated[float, Role.WEIGHTS] = Field(1.0, gt=0, allow_inf_nan=False)
@@ -78,14 +78,14 @@ class Recipe(Frozen):
     """Settings for pretraining a model. Defaults are the study's (arXiv 2507.00994) unless a field says otherwise.
 
     Fields that change the weights beyond rounding are part of a state's key (`identity`). Fields that only divide the
-    work over workers are not. `rewarmup_steps` and phases enter it with the segments of the state's history.
+    work over workers are not. `rewarmup_steps` and phases enter the key with the segments of the state's history.
     """
 
     block_length: Annotated[int, Role.WEIGHTS, Role.SHAPE] = Field(2048, ge=8)
     """Tokens per sequence."""
     batch: Annotated[int, Role.WEIGHTS] = Field(1152, ge=1)
     """Sequences per step over all workers. The default is the published 2,359,296 tokens a step (99 B in 42,000 steps)
-    in full blocks of 2,048. The study counts 192 GPUs x 12 sequences, twice as many, which its tokens fill by half."""
+    in full blocks of 2,048. The study states 192 GPUs x 12 sequences, twice as many; its tokens fill half of them."""
     peak_learning_rate: Annotated[float, Role.WEIGHTS] = Field(5e-4, gt=0)
     warmup_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
     decay_steps: Annotated[int, Role.WEIGHTS] = Field(2000, ge=0)
@@ -100,8 +100,8 @@ class Recipe(Frozen):
     adam_betas: Annotated[tuple[float, float], Role.WEIGHTS] = (0.9, 0.95)
     adam_eps: Annotated[float, Role.WEIGHTS] = Field(1e-5, gt=0)
     weight_decay: Annotated[float, Role.WEIGHTS] = Field(0.1, ge=0)
-    """Weight decay: AdamW's, times the learning rate and on all parameters; or StableAdamW's, times the rate's share of
-    the peak."""
+    """Weight decay. AdamW applies it times the learning rate, to all parameters; StableAdamW applies it times the learning
+    rate's share of the peak."""
     clip: Annotated[float, Role.WEIGHTS] = Field(1.0, ge=0)
     """Maximum norm of the whole gradient; 0 turns clipping off."""
     precision: Annotated[Literal["bf16-autocast", "bf16-residual", "fp32"], Role.WEIGHTS] = "bf16-autocast"
@@ -117,7 +117,7 @@ class Recipe(Frozen):
     """Content of a row: `joined` documents, end to end, or `chunks`. A chunk is BOS, a part of one document, and EOS, as
     Ettin's models were trained on; shorter ones cost no more than their own tokens."""
     rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = Field(None, gt=1)
-    """Base of the rotary position embedding; None for the architecture's or the given model's."""
+    """Base of the rotary position embedding; None for that of the architecture or of the model to continue from."""
     local_rope_base: Annotated[float | None, Role.WEIGHTS, Role.SHAPE, Enters.IF_CHANGED] = Field(None, gt=1)
     """The same for layers with local attention, in an architecture that has them."""
     mix: Annotated[Mix | None, Role.WEIGHTS, Enters.IF_CHANGED] = None
@@ -138,18 +138,18 @@ class Recipe(Frozen):
 
     workers: Annotated[int, Role.WORK] = Field(2, ge=1)
     fewest_workers: Annotated[int | None, Role.WORK] = Field(None, ge=1)
-    """With it, a stage that loses nodes goes on from its last checkpoint with as few workers as this, and with up to `workers`
-    again when there are nodes for them. None waits for all of them."""
+    """Minimum number of workers. A stage that loses nodes resumes from its last checkpoint with at least this many workers, and
+    with up to `workers` again when there are nodes for them. None waits until there are nodes for all."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Role.WORK] = "auto"
     """Device of each worker: a GPU (cuda) or a CPU. `auto` chooses GPUs if the cluster has any or its autoscaler can
     add them, else CPUs. All stages of a study run on the same kind. Cells of a sweep follow it unless the search space
     sets `gpus_per_cell`."""
     micro_batch: Annotated[int | None, Role.WORK] = Field(None, ge=1)
     """Sequences per worker in one forward and backward pass; None takes the worker's whole share of the batch, and on
-    GPUs half of it as often as that doesn't fit into their memory."""
+    GPUs, while it doesn't fit into their memory, the next smaller divisor of that share."""
     micro_batch_tokens: Annotated[int | None, Role.WORK] = Field(None, ge=1)
-    """The same as a number of tokens, for phases of different block lengths: in each, as many sequences as have at most
-    these tokens and divide the worker's share."""
+    """The same as a number of tokens, for phases of different block lengths: in each, the largest divisor of the worker's share
+    whose sequences have at most this many tokens."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Role.WORK] = 1
     """DeepSpeed's ZeRO stage: what is partitioned over the workers (1: optimiser state; 2: also gradients; 3: also
     weights). On the CPUs of one machine 0 and 1 are the same: the workers share one copy of weights and moments in
@@ -300,7 +300,7 @@ class Recipe(Frozen):
         return range(self.fewest_workers or self.workers, self.workers + 1)
 
     def sequences_at_once(self, workers: int) -> int:
-        """Return how many sequences each of so many workers takes in one forward and backward pass."""
+        """Return how many sequences each of `workers` workers takes in one forward and backward pass."""
         share = self.batch // workers
         if self.micro_batch_tokens is None:
             return self.micro_batch or share
@@ -308,9 +308,9 @@ class Recipe(Frozen):
         return next(count for count in range(most, 0, -1) if share % count == 0)
 
     def fewer_at_once(self, rows: int) -> int | None:
-        """Return the largest number of sequences at once that is below the present one; None if there is none.
+        """Return the next smaller micro-batch, in sequences; None if there is none.
 
-        It divides a worker's share of the batch, of however many workers there may be.
+        It divides a worker's share of the batch for every number of workers in `possible_workers`.
 
         Args:
             rows: sequences of the stage's smallest batch, of which each micro-batch of each worker needs one.
@@ -362,7 +362,7 @@ class Recipe(Frozen):
         return self.isolate_documents or self.rows == "chunks"
 
     def check_positions(self, size: str, shape: Size) -> None:
-        """Refuse a RoPE base for models of a size that have no such positions or layers.
+        """Refuse a RoPE base for models of a size that have no rotary positions, or no local layers for the local base.
 
         Raises:
             UserError: the message names the phase.
@@ -401,7 +401,7 @@ class Recipe(Frozen):
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return DeepSpeed's settings with the names of `zero_optimization`'s own settings in full."""
+    """Return DeepSpeed's settings, with those inside `zero_optimization` under the name `zero_optimization.NAME`."""
     zero = settings.get("zero_optimization")
     inner = {f"zero_optimization.{name}": value for name, value in zero.items()} if isinstance(zero, dict) else {}
     return {name: value for name, value in settings.items() if not inner or name != "zero_optimization"} | inner

@@ -30,7 +30,7 @@ class Segment:
     warmup: int | None = None
     """Steps of warm-up from `origin` on; None takes the recipe's `warmup_steps`."""
     phase: ResolvedPhase | None = None
-    """The recipe's phase in which it lies; `origin` is then its start."""
+    """The recipe's phase that contains the segment, if any; `origin` is then the start of that phase."""
 
     def rate(self, step: int, recipe: Recipe) -> float:
         """Return the learning rate of one of this segment's steps, counted from 0."""
@@ -77,9 +77,9 @@ def segment_at(segments: Sequence[Segment], step: int) -> Segment:
 
 
 def samples_of(segments: Sequence[Segment], step: int, recipe: Recipe) -> range | MixedSamples:
-    """Return the samples of a step's global batch, as numbers in the endless sequence of blocks of its length.
+    """Return the samples of a step's global batch, as indices into the endless sequence of blocks of its length.
 
-    Each length has an order of its own. Phases of the same length go on where the one before stopped, so that none of
+    Each length has an order of its own. Phases of the same length go on where the previous one stopped, so that none of
     the text is seen again before all of it has been seen. In a mix, this is true of each of its sources.
 
     Args:
@@ -118,7 +118,7 @@ def revision_steps(segments: Sequence[Segment], recipe: Recipe) -> list[int]:
 
 
 def samples_by_source(segments: Sequence[Segment], recipe: Recipe) -> dict[tuple[str, int], int]:
-    """Return the samples that training sees by the name of their source and their length; without mixes the name is ""."""
+    """Return the number of samples that training sees by (source name, block length); without mixes the name is ""."""
     totals = Counter[tuple[str, int]]()
     for (length, mix), samples in _seen(segments, segments[-1].stop if segments else 0, recipe).items():
         parts = {"": samples} if mix is None else counts(mix, samples)
@@ -127,7 +127,7 @@ def samples_by_source(segments: Sequence[Segment], recipe: Recipe) -> dict[tuple
 
 
 def _seen(segments: Sequence[Segment], step: int, recipe: Recipe) -> Counter[tuple[int, Mix | None]]:
-    """Return the samples before a step, by their length and mix."""
+    """Return the number of samples before a step, by their length and mix."""
     totals = Counter[tuple[int, Mix | None]]()
     for segment in segments:
         resolved = recipe.during(segment.phase)

@@ -51,7 +51,7 @@ class State:
         return self.segments[-1].stop if self.segments else 0
 
     def tokens(self, recipe: Recipe) -> int:
-        """Return the tokens that were seen on the way."""
+        """Return the number of tokens that training has seen up to this state."""
         return sum(segment.tokens(segment.stop, recipe) for segment in self.segments)
 
     def lengths(self, recipe: Recipe) -> list[int]:
@@ -154,7 +154,7 @@ class Stage:
         return self.end.segments_after(self.start.step)
 
     def left(self, exists: Callable[[State], bool]) -> tuple[Stage, ...]:
-        """Return what is still to be trained: a stage for each run of consecutive states that don't exist.
+        """Return what is still to be trained: a stage for each group of consecutive states that don't exist.
 
         Each starts from the existing state before them, so that no step between two existing states is trained again.
         """
@@ -253,7 +253,7 @@ def study_fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padde
     """Return the hash of everything that all models of a study share and that can change their weights.
 
     Args:
-        corpus_key: key of the corpus. With several sources, whose keys are in those of states, it is their tokenizer's key.
+        corpus_key: key of the corpus; with several sources, that of their tokenizer, since the keys of states have the sources' keys.
         padded_with_eos: whether the pad token is EOS, whose embedding is then learned like all others; this enters the hash.
     """
     learned = {"eos": "learned"} if padded_with_eos else {}
@@ -261,7 +261,7 @@ def study_fingerprint(recipe: Recipe, corpus_key: str, vocabulary: int, *, padde
 
 
 def history(name: ModelName, recipe: Recipe, initial: str | None = None, sources: Sources = ()) -> State:
-    """Return the state that a name stands for.
+    """Return the state that a model name describes.
 
     For `initial` and `sources` see `State`.
 
@@ -293,7 +293,7 @@ def make_plan(
 
     Args:
         initial: key of the starting weights, by size, for sizes that do not start from random weights.
-        beside: models that are trained at another time. The stages leave the states at which these branch off.
+        beside: models that are trained at another time. The stages also deposit the states at which these branch off.
     """
 
     def target_of(name: ModelName) -> State:
@@ -316,7 +316,7 @@ def _needing(names: Sequence[ModelName], targets: Sequence[State], states: Seque
 
 
 def _extend(stages: list[Stage], position: State, target: State, targets: Sequence[State]) -> State:
-    """Add a stage to the end of `target`'s next phase after `position` unless one reaches it; return that end."""
+    """Add a stage to the end of `target`'s next phase after `position`, unless a stage already reaches it; return that end."""
     ahead = target.segments_after(position.step)
     # A phase is the segments that share an objective and a warm-up: its stable part and its decay, in one Ray Train run.
     phase = [

@@ -32,9 +32,9 @@ class Suite(Frozen):
     recipe: Annotated[Recipe | None, Role.WEIGHTS, Enters.INDIRECTLY] = None
     """Overrides for the study's recipe, or for the published one if there is no study. Fields not set here stay."""
     mixes: Annotated[dict[str, Mix], Role.WEIGHTS, Enters.INDIRECTLY] = Field(default_factory=dict)
-    """Phase -> its mix of sources, for a study whose `corpora` have them all. In another study, phases read its own text."""
+    """Phase -> its mix of sources, for a study whose `corpora` have them all. In any other study, phases read that study's own text."""
     departures: Annotated[tuple[str, ...], Role.DISPLAY] = ()
-    """Differences from a publication that the suite follows, for display."""
+    """Differences from the publication that the suite follows, for display."""
 
     _parsed: tuple[ModelName, ...] = PrivateAttr()
 
@@ -72,12 +72,12 @@ class Suite(Frozen):
             raise ValueError(f"models: {error}") from error
 
     def lacking(self, sources: Iterable[str]) -> list[str]:
-        """Return the sources of the mixes that a study's corpora lack; its models are trained without mixes if there are any."""
+        """Return the mixes' sources that a study's corpora lack; if any is lacking, the study's models are trained without mixes."""
         named = {name for mix in self.mixes.values() for name, _ in mix}
         return sorted(named - set(sources))
 
     def recipe_over(self, recipe: Recipe, *, where: str, sources: Iterable[str] = ()) -> Recipe:
-        """Return `recipe` with the suite's fields in place of its own; a suite's phases take the place of its schedule.
+        """Return `recipe` with the suite's fields in place of its own; a suite's phases replace the recipe's schedule.
 
         Args:
             sources: names of the study's corpora.
