@@ -12,15 +12,15 @@ _PURPOSE = 2
 """Keeps the draws for masking independent of those for the batch order, although both use one seed."""
 
 _FATE, _REPLACEMENT = 1, 2
-"""Numbers of a position's further draws. The draw that decides whether it is hidden has none."""
+"""Numbers (`purpose`) of a position's further draws. The draw that decides whether it is hidden has no number."""
 
 
 def draws(masking: Masking, positions: NDArray[np.int64], *purpose: int) -> NDArray[np.float64]:
     """Return uniform numbers in [0, 1), one for each row and position: float64 [b, positions].
 
     Args:
-        positions: int64 [positions], of any range.
-        purpose: tells apart the numbers that an objective draws at one position.
+        positions: int64 [positions], any integers.
+        purpose: distinguishes several draws of an objective at one position.
     """
     # Counter-based random numbers: each draw is a hash of its counters, so no generator state needs saving to resume.
     rows = masking.rows.astype(np.uint64)[:, None]

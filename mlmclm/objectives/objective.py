@@ -99,7 +99,7 @@ class Objective(ABC):
 
     @property
     def identity(self) -> str:
-        """Its entry in a state's key: its spelling, and its code too unless it is built in."""
+        """The objective's entry in a state's key: its spelling, then @CODE unless it is built in (`Registry.keyed`)."""
         return str(self) + OBJECTIVES.keyed(self.name).removeprefix(self.name)
 
     @property

@@ -51,7 +51,7 @@ class Spans(Masked):
 def start_rate(share: float) -> float:
     """Return the probability that a span starts at a position, such that this share of all tokens is hidden.
 
-    Spans overlap: a token is left as it is if no span reaches it from any of the `LONGEST` positions up to its own.
+    Spans may overlap. A token stays visible if no span that starts at one of the `LONGEST` positions up to its own reaches it.
     """
-    # The share grows with the rate, so halving finds it.
+    # The share grows with the rate, so bisection finds the rate.
     return bisect(range(_STEPS), share, key=lambda step: float(1 - np.prod(1 - step / _STEPS * BEYOND))) / _STEPS

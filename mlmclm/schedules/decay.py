@@ -25,11 +25,11 @@ class Decay(ABC):
         """Return the learning rate as a share of the peak.
 
         Args:
-            left: share of the decay that is still to come, in (0, 1].
+            left: share of the decay's steps that remain, in (0, 1].
         """
 
     def rate(self, peak: float, left: int, steps: int) -> float:
-        """Return the learning rate with `left` of a decay's `steps` still to come."""
+        """Return the learning rate when `left` of a decay's `steps` remain."""
         return peak * self.factor(left / steps)
 
 

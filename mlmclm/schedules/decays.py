@@ -16,7 +16,7 @@ class Linear(Decay):
         return left
 
     def rate(self, peak: float, left: int, steps: int) -> float:
-        # Multiplied first, as when the first results were filed: the other order gives other last bits.
+        # Multiply first, as for the oldest stored results: dividing first would change the last bits.
         return peak * left / steps
 
 
