@@ -1,4 +1,4 @@
-"""Differences between architectures: class of the weights, fresh configuration, and the same weights as a decoder.
+"""Differences between architectures: model class, configuration of a new model, and the same weights as a decoder.
 
 Everywhere else a model is what transformers calls a masked language model (for Qwen, a causal one with `is_causal`
 false): a base model (`.base_model`), an LM head (`get_output_embeddings`) and, for ModernBERT and BERT, a dense layer
@@ -61,7 +61,7 @@ class Architecture:
     decoder_config: Callable[[PreTrainedConfig], PreTrainedConfig]
     """Function that returns the configuration under which the weights are a causal decoder."""
     decoder_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
-    """Function that returns the decoder's weights under its names for them; None if they are the encoder's."""
+    """Function that returns the weights under the decoder's names; None if these are the same as the encoder's."""
     isolates: bool = False
     """The forward takes `position_ids` and passes `packing` to attention, so that documents can be kept apart."""
     residual: bool = True
@@ -238,13 +238,13 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **more: Any) -> Tensor:
     """Compute final hidden states [batch, length, hidden] of a base model in either direction.
 
-    `mlmclm.models.attention.use_attention` has prepared the model, and alone decides what a token sees; `more` goes to
-    the model's forward.
+    `mlmclm.models.attention.use_attention` must have prepared the model; it alone decides what a token sees. `more` goes
+    to the model's forward.
     """
     if hasattr(model.config, "layer_types"):
-        # transformers uses a dict with a mask for each kind of layer as it is, and builds no mask of its own.
+        # If the mask is a dict with one for each kind of layer, transformers uses it unchanged and builds none itself.
         more["attention_mask"] = {"full_attention": None, "sliding_attention": None}
-    # Where padding has a position of its own, as in RoBERTa, the first token's is the next.
+    # Where padding has a position of its own, as in RoBERTa, the first token has the position after that.
     positions = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(positions, "padding_idx", None)
     if padding is not None and more.get("position_ids") is not None:
@@ -254,14 +254,14 @@ def final_states(model: PreTrainedModel, input_ids: Tensor, *, causal: bool, **m
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights by Hugging Face name; a tied matrix is there once, under the embedding's name."""
+    """Return the weights by Hugging Face name; a tied matrix appears once, under the embedding's name."""
     return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
 
 
 def load_weights(
     model: PreTrainedModel, weights: Mapping[str, Tensor], then: Callable[[nn.Parameter], None] | None = None
 ) -> None:
-    """Load what `weights_of` returned, one weight after the other; call `then` with each parameter that has its weight.
+    """Load what `weights_of` returned, one weight after the other; call `then` with each parameter once it is loaded.
 
     A parameter without memory (`build.hollow`) becomes real, on the CPU.
 

@@ -27,7 +27,7 @@ def use_attention(model: nn.Module, *, compiled: bool = False) -> None:
 
     Args:
         compiled: for layers under torch.compile. Attention over packed sequences stays outside the compiled code,
-            because its shapes are never the same twice, unless it is one operation (`Reference.traces_packed`).
+            because its shapes change with each batch, unless it is a single operation (`Reference.traces_packed`).
     """
     if compiled:
         _register(COMPILED, partial(attention_forward, traced=True))
@@ -54,11 +54,11 @@ def attention_forward(
     traced: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute `Reference.attention`, with the signature that transformers calls; None stands for attention weights.
+    """Compute `Reference.attention`, with the signature that transformers calls; attention weights are returned as None.
 
     Args:
         attention_mask: None, or what `sdpa` would get.
-        is_causal: None stands for False.
+        is_causal: None means False.
         sliding_window: used if there is no `attention_mask`; see `window_of`.
         packing: layout of a concatenated batch; attention stays within each sequence, and `attention_mask` is ignored.
     """

@@ -95,7 +95,7 @@ class PretrainingModel(nn.Module):
         use_attention(model, compiled=compiled)
         self.residual_bf16 = precision == "bf16-residual"
         if self.residual_bf16:
-            # Not the embedding's output, of whose dtype transformers makes the rotary embedding's angles.
+            # Don't round the embedding's output: transformers computes the rotary embedding's angles in its dtype.
             layers_of(model.base_model)[0].register_forward_pre_hook(round_states)
         # No batch has padding, and the pad token may be EOS, whose row would get no gradient.
         model.get_input_embeddings().padding_idx = None
@@ -144,7 +144,7 @@ class PretrainingModel(nn.Module):
         packing: Packing | None,
         where: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return which positions have labels, int64 [labelled], and what the LM head is given there, [labelled, hidden]."""
+        """Return the labelled positions, int64 [labelled], and the LM head's input at them, [labelled, hidden]."""
         # From here on only labelled positions are computed; in MLM they are a minority.
         if where is None:
             where = (labels.flatten() != -100).nonzero().flatten()

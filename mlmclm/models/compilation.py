@@ -19,10 +19,10 @@ from mlmclm.errors import UserError
 def compile_layers(layers: Iterable[nn.Module], *, again: bool) -> None:
     """Compile each layer's forward when it is first called with inputs of a new kind.
 
-    With `again`, keep only its input, and compute it again in the backward pass (activation checkpointing).
+    With `again`, keep only a layer's input, and compute the layer again in the backward pass (activation checkpointing).
     """
     for layer in layers:
-        # The forward method, not the module: a module's hooks are not compiled then.
+        # Compile the forward method, not the module, so that the module's hooks are not compiled.
         compute = torch.compile(layer.forward)
         layer.forward = partial(checkpoint, compute, use_reentrant=False) if again else compute
 

@@ -12,21 +12,21 @@ from mlmclm.storage.files import hash_file, read_json
 
 WITHOUT_EFFECT = frozenset({"transformers_version", "_name_or_path", "_attn_implementation_autoset"})
 """Keys without effect on results: the version that wrote the file, the place that it was read from, and whether versions 4.46
-to 4.55 chose the kernels of attention by themselves, which `read_config` does not leave to the file. `dtype` is none of
-them: sentence-transformers computes in it. `architectures` says how a model is scored."""
+to 4.55 chose the kernels of attention by themselves (`read_config` ignores this). Two keys do have an effect:
+sentence-transformers computes in `dtype`, and `architectures` determines how a model is scored."""
 WRITER = "5.23.0"
-"""The version that counts as the writer of every file. It exported the first models, whose hashes are of the bytes."""
+"""The version that is taken as the writer of every file. It exported the first models, so hashes of their bytes stay valid."""
 
 
 def config_hashes(folder: Path) -> tuple[str, ...]:
-    """Return the SHA-256 (hex) of a folder's configuration, then those by earlier definitions, by which results are found.
+    """Return the SHA-256 (hex) of a folder's configuration, then those by earlier definitions, under which older results are filed.
 
     The first is the hash of the file as `WRITER` would have written it. Earlier definitions hashed the file's bytes.
     """
     file = folder / "config.json"
     config, of_bytes = read_json(file), hash_file(file)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    # With this setting, transformers corrects the tokenizers that versions before 5 wrote.
+    # With this setting, the writing version matters: transformers corrects tokenizers that versions before 5 wrote.
     if not isinstance(config, dict) or (isinstance(settings, dict) and settings.get("fix_mistral_regex")):
         return (of_bytes,)
     written = {**_without(config), "transformers_version": WRITER}

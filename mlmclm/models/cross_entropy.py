@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer's outputs at labelled positions, in chunks; its gradient comes with the forward pass.
+"""Cross-entropy of a linear layer's outputs at labelled positions, in chunks; the forward pass computes its gradient too.
 
 The whole [positions, vocabulary] matrix never exists. Each chunk's logits are visited once, because the softmax that
 the loss needs is also what the gradient is made of. One buffer holds the logits of every chunk in turn.

@@ -28,7 +28,7 @@ def use_either_direction(model: PreTrainedModel, folder: Path) -> None:
     An encoder whose attention can't be replaced (a bias by distance, as in DeBERTa) keeps its own forward (`PADDED`).
 
     Raises:
-        UserError: that forward isn't an encoder's: a token sees no later ones, or padding.
+        UserError: the model's own forward isn't an encoder's: a token sees no later ones, or sees padding.
     """
     if model.config.model_type in KNOWN:
         use_attention(model)

@@ -60,7 +60,7 @@ def encode(
         input_ids,
         causal=causal,
         position_ids=packing.position_ids,
-        # transformers passes on a four-dimensional mask as it is, and builds none over the whole row.
+        # transformers passes a four-dimensional mask on unchanged, and then builds none over the whole row.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.device),
         packing=packing,
         **({} if token_types is None else {"token_type_ids": token_types}),

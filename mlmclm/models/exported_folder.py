@@ -7,8 +7,8 @@ One set of weights is exported as either:
     FOLDER/decoder/    AutoModelForCausalLM (after a CLM phase): LlamaForCausalLM, ModernBertDecoderForCausalLM, Qwen's
 
 A EuroBERT encoder and a Llama decoder have the same state-dict keys, so they share one hard-linked file; ModernBERT's
-decoder has separate query, key and value projections. Tokenizers add to a text what the model was trained with
-(`exported_tokenizer`).
+decoder has separate query, key and value projections. Tokenizers add to a text the tokens that the model was
+trained with (`exported_tokenizer`).
 """
 
 from __future__ import annotations

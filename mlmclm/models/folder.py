@@ -57,7 +57,7 @@ OTHERS: Mapping[tuple[str, str], tuple[str, ...]] = {
 }  # fmt: skip
 """Patterns of files in folders that are no models, by what such a folder holds and what to do with it."""
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+")
-"""Beginnings of the names of weights that were saved with their wrapper: torch.compile's, or data parallelism's."""
+"""Prefixes in the names of weights that were saved inside a wrapper: torch.compile's, or data parallelism's."""
 BUFFERS = re.compile(r"(position_ids|token_type_ids|inv_freq|(attn|attention)\.(masked_)?bias)$")
 """Names of constants that older versions of transformers stored with the weights."""
 DEFAULT_KERNELS: Mapping[str, Any] = {"attn_implementation": None, "experts_implementation": None}
@@ -133,7 +133,7 @@ def _instead(path: Path) -> str:
 
 
 def _check_alone(file: Path) -> dict[str, Any]:
-    """Return the content of a config.json, or raise a `UserError` if it names others."""
+    """Return the content of a config.json, or raise a `UserError` if it names other configuration files."""
     config: dict[str, Any] = read_json(file)
     if isinstance(config, dict) and "configuration_files" in config:
         raise UserError(
@@ -165,8 +165,8 @@ def check_finite(model: nn.Module, folder: Path) -> None:
 def weights_hash(folder: Path) -> str:
     """Return the SHA-256 (hex) of a model: configuration, weights and all that decides how its tokenizer works.
 
-    No path or name enters, nor which version of transformers wrote the files. An exported tokenizer.json counts as that
-    of the corpus, which it stands for (`corpora.notes`).
+    No path or name enters, nor which version of transformers wrote the files. An exported tokenizer.json is
+    hashed as the corpus's, from which it was made (`corpora.notes`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.
@@ -178,7 +178,7 @@ def weights_hashes(folder: Path, *, read: bool = True) -> tuple[str, ...]:
     """Return `weights_hash`, then those by earlier definitions (`config_hashes`), under which results may be filed.
 
     Args:
-        read: whether to verify the files of an exported folder. Otherwise its weights have the checksums that are noted.
+        read: whether to verify the files of an exported folder. Otherwise the noted checksums are used for its weights.
     """
     if read:
         checked(folder, None, CHANGED.format(folder=folder))
@@ -189,8 +189,8 @@ def weights_hashes(folder: Path, *, read: bool = True) -> tuple[str, ...]:
 
 
 def content_hashes(folder: Path) -> tuple[str, ...]:
-    """Return the SHA-256 (hex) of a model to continue from, of its configuration, weights and tokenizer, then those by earlier
-    definitions, by which a store may know it.
+    """Return the SHA-256 (hex) of the configuration, weights and tokenizer of a model to continue from, then the hashes by
+    earlier definitions, under which a store may have the model.
 
     Raises:
         UserError: one of them is missing.
@@ -200,23 +200,23 @@ def content_hashes(folder: Path) -> tuple[str, ...]:
     tokenizer_file(folder)
     files = (folder / name for name in TOKENIZER_FILES)
     tokenizer = [bytes.fromhex(tokenizer_file_hash(file)) if file.is_file() else bytes(32) for file in files]
-    # The settings are in the hash already, as a file. A model to continue from was always read as its tokenizer.json says.
+    # Not `settings`, whose file is hashed already, nor `reading`: these models were always read as their tokenizer.json says.
     more = {name: value for name, value in tokenizer_settings(folder).items() if name not in ("settings", "reading")}
     return _hashes(folder, {}, b"".join(tokenizer) + _more(more))
 
 
 def _hashes(folder: Path, sums: Mapping[str, Any], tokenizer: bytes) -> tuple[str, ...]:
-    """Return the hashes of a folder, one for each of its configuration; `sums` are the checksums that are known already."""
+    """Return a folder's hashes, one for each hash of its configuration; `sums` are the checksums that are known already."""
     files = {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     weights = [sums[name]["sha256"] if name in sums else hash_file(file) for name, file in files.items()]
-    # Keys without these names may have been filed under other weights than were loaded.
+    # Hash names too: results under keys without them may be of other weights than those that were hashed.
     names = [] if list(files) == [WEIGHTS] else ["config.json", *files]
     rest = bytes.fromhex("".join(weights)) + _more(names) + tokenizer
     return tuple(hashlib.sha256(bytes.fromhex(config) + rest).hexdigest() for config in config_hashes(folder))
 
 
 def _more(more: Any) -> bytes:
-    """Return a JSON value for a hash; nothing for an empty one: most models have none, and their hashes stay as they are."""
+    """Return a JSON value as bytes to hash, none if it is empty: it is empty for most models, whose hashes stay as they were."""
     return canonical_json(more).encode() if more else b""
 
 
@@ -238,7 +238,7 @@ def tokenizer_hash(folder: Path) -> str:
         value = settings.get(name)
         digest.update(f"{name}={value.get('content') if isinstance(value, dict) else value};".encode())
     more = tokenizer_settings(folder)
-    # Of a special token, only properties are left to add.
+    # The texts of special tokens are in the hash already; add their other properties.
     remaining = {
         name: value for name, value in more.pop("settings", {}).items() if name not in ROLES or isinstance(value, dict)
     }
@@ -264,12 +264,12 @@ def load_tokenizer(folder: Path, *, own_template: bool = False) -> PreTrainedTok
 
     tokenizer_file(folder)
     try:
-        # In full, because transformers has other rules for folders whose path is the name of some models on the Hub.
+        # Give the full path, because transformers has special rules for paths that equal the names of some models on the Hub.
         tokenizer = read_tokenizer(str(folder.absolute()), local_files_only=True)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it can't parse.
         raise UserError(f"{folder}: the tokenizer cannot be read ({one_line(error, 300)}).") from error
-    # Published tokenizer.json files often hold the truncation and padding of their makers' own use.
+    # Published tokenizer.json files often contain their authors' settings of truncation and padding.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     if own_template and corpus_tokenizer(folder) is not None:
@@ -279,7 +279,7 @@ def load_tokenizer(folder: Path, *, own_template: bool = False) -> PreTrainedTok
 
 
 def check_length(folder: Path, length: int) -> None:
-    """Raise a `UserError` that names both lengths if sequences are longer than the folder's model takes, if any."""
+    """Raise a `UserError` that names both lengths if sequences are longer than the folder's model allows, if it has a limit."""
     file = folder / "config.json"
     most = longest(read_json(file)) if file.is_file() else None
     if most is not None and length > most:
@@ -290,8 +290,8 @@ def context_of(folder: Path) -> int | None:
     """Return the context of a folder's model in tokens, of which `length_share` is a share.
 
     For a model that a study exported, this is the study's `recipe.block_length`, however many positions the model that
-    it continued from has. For others it is the number of positions; None if config.json doesn't say. A `UserError`
-    says that the noted context is no number of tokens.
+    it continued from has. For others it is the number of positions; None if config.json doesn't say. Raises a
+    `UserError` if the noted context is no number of tokens.
     """
     notes = read_notes(folder)
     if CONTEXT not in notes:
@@ -319,7 +319,7 @@ def quiet() -> Iterator[None]:
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Read config.json without what it says about how transformers computes, such as the kernels of attention.
+    """Read config.json without its settings of how transformers computes, such as the kernels of attention.
 
     Raises:
         UserError: it is not the configuration of a model, or names other files to be read in its place.
@@ -334,9 +334,9 @@ def read_config(folder: Path) -> PreTrainedConfig:
         )
     except Exception as error:  # whatever the checks of a class raise
         raise UserError(f"{file}: transformers cannot read it ({one_line(error, 300)}).") from error
-    # Private keys, and those of nested configurations, pass the arguments by.
+    # The arguments override neither private keys nor those of nested configurations.
     config._attn_implementation = config._experts_implementation = None
-    # `read_model` finds the weights; and fusing layers changes their classes for every other model too.
+    # `read_model` itself finds the weights, and fusing layers would change their classes for every other model too.
     for name in {"transformers_weights", "fusion_config"} & vars(config).keys():
         delattr(config, name)
     return config
@@ -421,7 +421,7 @@ def read_base(folder: Path) -> PreTrainedModel:
     """Load the base model in fp32, in evaluation mode; safetensors only, no remote code.
 
     Weights stored in fp32 are mapped pages of the file, which all processes of a node that load it share until they
-    write to them. A layer over the first token (a pooler), which no task uses, is left out or stays as it was drawn.
+    write to them. A layer over the first token (a pooler), which no task uses, is left out or keeps its random weights.
 
     Raises:
         UserError: the folder is not a model, or weights of the base model are missing, of another shape or too many.
@@ -437,7 +437,7 @@ def read_base(folder: Path) -> PreTrainedModel:
         unexpected = sorted(info["unexpected_keys"])
         hint = f" There are others: {', '.join(unexpected[:3])}." if unexpected else ""
         raise UserError(f"{folder}: the weights lack {', '.join(missing[:5])}.{hint}")
-    # Heads have no place in a base model; more layers, or relative positions that transformers no longer computes, should.
+    # Unused weights may be a head's, but not those of further layers or of relative positions that transformers no longer computes.
     parts = {name for name, _ in model.named_children()} - {"pooler"}
     unused = [
         name

@@ -49,7 +49,7 @@ from mlmclm.models.sources import fetch_source
 from mlmclm.storage.files import read_json
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
-"""Texts taken for the mask token if the tokenizer names none but has one of them; otherwise the first is added."""
+"""If a tokenizer names no mask token, the first of these texts in its vocabulary is used; if it has none, the first is added."""
 POOLING = re.compile(r"(bert|roberta)\.(pooler\.|embeddings\.position_ids)|cls\.seq_relationship\.")
 """Published weights of BERT that no language model uses: the layers over the first token, and stored position ids."""
 
@@ -158,7 +158,7 @@ def encoder_size(config: PreTrainedConfig) -> Size:
         gated=config.model_type not in POOLED,
         vocabulary=config.vocab_size,
     )
-    # Without memory: only the shapes are needed.
+    # On the meta device, without memory: only the shapes are needed.
     with torch.device("meta"):
         base = ARCHITECTURES[config.model_type].model(copy.deepcopy(config)).base_model
     counted = sum(parameter.numel() for parameter in base.parameters())
@@ -192,7 +192,7 @@ def _with_mask(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def _new_ids(model_vocabulary: dict[str, int], tokenizer: PreTrainedTokenizerFast, source: str | Path) -> list[int]:
-    """Return the ids of the tokens that the model doesn't know."""
+    """Return the ids of the tokens that the model's own vocabulary lacks."""
     vocabulary = tokenizer.get_vocab()
     for text, index in model_vocabulary.items():
         if vocabulary.get(text) != index:

@@ -22,11 +22,11 @@ from mlmclm.storage.files import read_json
 
 WEIGHT_SUFFIXES = (".safetensors", *PICKLES, ".h5", ".msgpack", ".onnx", ".gguf")
 DECODER = "decoder/*"
-"""Pattern of the files in a model's folder that are a model of their own."""
+"""Pattern of the files in a model's folder that form a model of their own, the decoder."""
 LONGEST_TITLE = 59
-"""Characters of a collection's title."""
+"""Maximum number of characters in a collection's title."""
 BRANCH = "revisions"
-"""Branch of the commits that the tags of revisions stand for."""
+"""Branch of the commits that the tags of revisions point to."""
 
 
 def files_to_upload(folder: Path) -> dict[str, int]:
@@ -58,7 +58,7 @@ def push(folder: Path, repository: str, message: str, *, data_set: bool = False)
     """Upload a folder's files as one commit and return its URL; create the repository, private, if there is none.
 
     Args:
-        data_set: whether it is a data set, or else a model, whose decoder is a model of its own.
+        data_set: whether the folder is a data set; else it is a model, whose decoder is not uploaded (it is a model of its own).
 
     Raises:
         UserError: the token may not write there.
@@ -95,7 +95,7 @@ def push_revisions(
     """Upload folders as commits with a tag each, and the last one as `main` too; return the tags that were uploaded.
 
     A tag that the repository has with the same weights stays as it is. The commits of tags are on the branch
-    `revisions`, so that `main` is never an earlier step, and have no other files than the folders.
+    `revisions`, so that `main` is never an earlier step. They have the folders' files only.
 
     Args:
         revisions: tag -> folder (`hub_cache.CachedRepository.snapshot`), in the order of training.
@@ -118,7 +118,7 @@ def push_revisions(
                 raise UserError(
                     f"--push-to-hub {repository}: its revision {tag!r} has the weights of another model or training. Give another repository."
                 )
-        # From the last on, whose weights `main` mostly has.
+        # In reverse order, because `main` mostly has the last folder's weights.
         ours = (_has(hub, repository, "main", folder, (WEIGHTS,)) for folder in reversed(folders))
         if any(name.endswith(WEIGHT_SUFFIXES) for name in hub.list_repo_files(repository)) and not any(ours):
             raise UserError(
@@ -145,14 +145,14 @@ def push_revisions(
 
 
 def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Path, names: Sequence[str]) -> bool:
-    """Return whether a revision has files of a folder that has checksums, with the same content."""
+    """Return whether a revision has these files with the same content as a folder, which has checksums."""
     sums = read_json(folder / CHECKSUMS)
     by_path = {info.path: info for info in hub.get_paths_info(repository, list(names), revision=revision)}
     for name in names:
         info = by_path.get(name)
         if not isinstance(info, huggingface_hub.hf_api.RepoFile):
             return False
-        if info.lfs is not None:  # large files, as all weights are; git knows no more of them than this hash
+        if info.lfs is not None:  # large files, as all weights are; git stores only this hash of them
             same = name in sums and info.lfs.sha256 == sums[name]["sha256"]
         else:
             content = (folder / name).read_bytes()
@@ -165,7 +165,7 @@ def _has(hub: huggingface_hub.HfApi, repository: str, revision: str, folder: Pat
 
 @contextmanager
 def _answers(repository: str, kept: str) -> Iterator[None]:
-    """Turn the hub's failures into a `UserError` or an `EnvironmentFault` that ends with what is kept."""
+    """Turn the hub's failures into a `UserError` or an `EnvironmentFault` that ends with `kept`, a sentence on what remains."""
     try:
         yield
     except HfHubHTTPError as error:

@@ -23,16 +23,16 @@ from mlmclm.storage.files import disk_fault, hash_file, stable_hash, whole_folde
 
 
 class CachedRepository:
-    """One repository in such a folder."""
+    """One repository in such a cache folder."""
 
     def __init__(self, cache: Path, repository: str) -> None:
-        """Name a repository; nothing is written yet. Raise a `UserError` for what is not OWNER/NAME (`check_name`)."""
+        """Name a repository; nothing is written yet. Raise a `UserError` if the name is not OWNER/NAME (`check_name`)."""
         check_name(repository)
         self.name = repository
         self.folder = cache / f"models--{repository.replace('/', '--')}"
 
     def snapshot(self, tag: str) -> Path | None:
-        """Return the folder of a tag's commit; None if there is no such tag, or the commit's files are not whole."""
+        """Return the folder of a tag's commit; None if there is no such tag, or the commit's files are incomplete."""
         ref = self.folder / "refs" / tag
         if not ref.is_file():
             return None
@@ -59,13 +59,13 @@ class CachedRepository:
         return commit
 
     def tag(self, tag: str, commit: str) -> None:
-        """Let a tag stand for a commit."""
+        """Let a tag point to a commit."""
         ref = self.folder / "refs" / tag
         if not ref.is_file() or ref.read_text(encoding="utf-8") != commit:
             write_atomic(ref, commit)
 
     def _add(self, path: Path, content: str) -> None:
-        """Link a file among the contents unless it is there."""
+        """Link a file into `blobs`, under the hash of its content, unless it is there intact."""
         blob = self.folder / "blobs" / content
         if blob.is_file() and hash_file(blob) == content:
             return
@@ -89,7 +89,7 @@ def _link(snapshot: Path, contents: Mapping[str, str]) -> None:
 
 
 def repositories_of(repository: str, *, decoder: bool) -> tuple[str, ...]:
-    """Return the repositories of a published model: `repository`, or with `decoder` that of the decoder and the encoder's.
+    """Return the repositories of a published model: `repository`; with `decoder`, it has the decoder, and a second the encoder.
 
     One repository would load as one of the two only, because transformers looks for a model at its root.
     """

@@ -76,7 +76,7 @@ class Size:
 
 
 def _small(layers: int, hidden: int, intermediate: int, heads: int) -> Size:
-    """Return a size of our own.
+    """Return one of this project's own sizes.
 
     Weights start with a deviation of sqrt(2 / (5 hidden)) (Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2),
     which is 0.02 at the study's widths and more at these. With 0.02, MLM stays on its first plateau for hundreds of
@@ -150,7 +150,7 @@ def training_flops(
         labelled: tokens at which the loss is taken, the only ones whose logits are computed.
         length: block length; attention costs 12 * length * (width of all heads) per token and layer, half of it if
             causal; in a layer with local attention, no more than a window's.
-        documents: if attention stays within documents, lengths of some that stand for all; they replace `length`.
+        documents: if attention stays within documents, the lengths of a sample of them; they replace `length`.
     """
     lengths = np.array([length]) if documents is None else documents
     seen = lengths / (2 if causal else 1)  # keys per token, by document; so is `local`

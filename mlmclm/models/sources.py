@@ -24,7 +24,7 @@ OWNERS = {
     "roberta-": "FacebookAI",
     "xlm-roberta-": "FacebookAI",
 }
-"""Beginnings of names, in small letters, of encoders that people call without their owner on the Hub."""
+"""Prefixes, in small letters, of the names of encoders that people often give without their owner on the Hub -> that owner."""
 NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._@-]*")
 """A model's name, as sweeps give it."""
 AFTER_PADDING = frozenset(
@@ -40,7 +40,7 @@ DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
 def hub_hint(model: str) -> str:
-    """Return a sentence that gives a model's full name on the Hub, or how such names look; empty for a path."""
+    """Return a sentence with a model's full name on the Hub, or else with the form of such names; empty for a path."""
     if "/" in model:
         return ""
     owners = [owner for beginning, owner in OWNERS.items() if model.lower().startswith(beginning)]
@@ -134,7 +134,7 @@ def _of_index(index: Path) -> list[Path]:
 
 
 def _inside(folder: Path, names: list[str], where: str) -> list[Path]:
-    """Return files of a folder by their names, which are in its file `where`.
+    """Return the files of a folder that its file `where` lists by these names.
 
     Raises:
         UserError: one isn't there, or is outside of the folder.

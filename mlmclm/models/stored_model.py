@@ -37,14 +37,14 @@ class ExportedModel(FolderArtifact):
         return damage_of_export(self.folder)
 
     def files(self) -> Iterator[Piece]:
-        """Yield its files, those of its decoder, and the hash that is kept beside it."""
+        """Yield its files, those of its decoder, and the file of its hashes beside the folder."""
         for part in (self.folder, self.folder / "decoder"):
             yield from pieces_in(part, self.kind, self.again)
         yield from sealed_in(self.folder.parent, self.kind, self.again, "*.weights.json")
 
     @classmethod
     def all(cls, store: Path) -> Iterator[ExportedModel]:
-        """Yield those of a store."""
+        """Yield the exported models of a store."""
         local = {folder.name for folder in folders_in(store / cls.part) if (folder / "model").is_dir()}
         sent = {path.parent.name for path in names_at(store / cls.part, depth=2) if path.name == "model"}
         for key in sorted(local | sent):
@@ -52,5 +52,5 @@ class ExportedModel(FolderArtifact):
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The hashes of its weights and tokenizer, by which cells know it; none if they aren't known yet."""
+        """The hashes of its weights and tokenizer, by which keys of cells identify it; none if they aren't known yet."""
         return read_remembered(self.folder.with_name("model.weights.json"))

@@ -12,7 +12,7 @@ from torch import Tensor
 class StoredTensors(Mapping[str, Tensor]):
     """The tensors of one or several files whose names begin with a prefix, by the rest of their names.
 
-    Each tensor maps the file's pages for itself, and they are unmapped when it goes.
+    Each tensor has its own memory map of the file, which is unmapped when the tensor is freed.
     """
 
     def __init__(self, paths: Path | Sequence[Path], prefix: str = "") -> None:

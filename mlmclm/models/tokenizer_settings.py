@@ -1,7 +1,7 @@
 """Settings of a folder's tokenizer besides tokenizer.json, as transformers resolves them from many files.
 
-Keys that hold the hash of tokenizer.json take this in too, if there is any. Hashing the files' content rather than the
-tokenizer that a library makes of it keeps keys the same from one version to the next. Needs neither torch nor
+Keys that contain the hash of tokenizer.json contain these settings too, if there are any. The content of the files is
+hashed, not the tokenizer that a library makes of it, so that keys don't change with the library's version. Needs neither torch nor
 transformers.
 """
 
@@ -30,7 +30,7 @@ PREPARED: Mapping[str, Any] = {
 """Settings of a prepared tokenizer besides its special tokens (`corpora.tokenizer.save`)."""
 PREPARED_ROLES = {"bos_token", "eos_token", "pad_token", "mask_token"}
 WITHOUT_EFFECT = frozenset({"chat_template", "model_max_length", "name_or_path"})
-"""Settings that change neither a text's tokens nor the text of tokens here."""
+"""Settings that have no effect on encoding or decoding here."""
 VOCABULARIES = (
     "tokenizer.*.json", "vocab*.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.codes", "*.tiktoken", "tekken.json",
     "entity_vocab.json", "target_vocab.json", "dict.txt", "byte_maps.json", "emoji.json", "normalizer.json",
@@ -40,14 +40,14 @@ VOCABULARIES = (
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Return what else decides how a folder's tokenizer works, by the kind of file; empty if tokenizer.json says it all.
+    """Return what decides how a folder's tokenizer works besides tokenizer.json, by the kind of file; empty if nothing does.
 
     Settings that mlmclm wrote, and that are as they were written, don't count: they follow from the corpus's tokenizer.
-    `reading` is there where a class of transformers would read tokenizer.json otherwise than `fast_tokenizer` does, as
-    earlier versions did, and where these trimmed letters off spans (`tasks.texts.token_spans`).
+    `reading` marks folders for which earlier versions of mlmclm may have made other tokens or spans: they read tokenizer.json
+    by a class of transformers, not as `fast_tokenizer` does, or trimmed letters off spans (`tasks.texts.token_spans`).
 
     Raises:
-        UserError: one of the files is not a JSON object, or the settings name a file that is none of the folder's.
+        UserError: one of the files is not a JSON object, or the settings name a file outside the folder.
     """
     settings = _read(folder / SETTINGS)
     _check_versions(folder, settings.get("fast_tokenizer_files") or [])
@@ -67,7 +67,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _puts_spaces(folder: Path) -> bool:
-    """Return whether a pre-tokenizer puts a space before parts of a text, by which spans are then trimmed."""
+    """Return whether a pre-tokenizer puts a space before parts of a text, and the post-processor then trims spans."""
     content = _read(folder / "tokenizer.json")
     pre, post = (canonical_json(content.get(name)) for name in ("pre_tokenizer", "post_processor"))
     # Outside of a sequence, it puts one before the text only. Trimming allows for that if the post-processor has the setting too.
@@ -95,15 +95,15 @@ def wrote_settings(folder: Path) -> bool:
         return False
     if hash_of_corpus(file) or (has_checksums(folder) and file.name in read_json(folder / CHECKSUMS)):
         return True  # a given model's configuration may have other padding and mask tokens, which change no score
-    # A decoder's configuration has EOS as BOS, which no cell uses; `tokenizer_hash` has it.
+    # Not BOS: a decoder's configuration has EOS in its place. No cell uses BOS, and `tokenizer_hash` covers it.
     return all(config.get(f"{name}_id") in (None, ids[text]) for name, text in tokens.items() if name != "bos_token")
 
 
 def _is_end(text: Any, ids: Mapping[str, int], corpus: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether files whose hashes count say that a token ends texts, as it does in fine-tuning.
+    """Return whether the hashed files alone determine that a token ends texts, as it does in fine-tuning.
 
-    The corpus's template does, where it puts a token behind a text. Otherwise it is the configuration, unless that has
-    several such tokens.
+    The corpus's template determines the token, if it puts one after a text. Otherwise the configuration does, unless that
+    has several such tokens.
     """
     try:
         ends = _ends(corpus.get("post_processor"))
@@ -116,7 +116,7 @@ def _is_end(text: Any, ids: Mapping[str, int], corpus: Mapping[str, Any], config
 
 
 def _ends(processor: Mapping[str, Any] | None) -> set[str]:
-    """Return the tokens that a post-processor puts behind a text."""
+    """Return the tokens that a post-processor puts after a text."""
     if processor is None:
         return set()
     if "sep" in processor:
@@ -126,7 +126,7 @@ def _ends(processor: Mapping[str, Any] | None) -> set[str]:
 
 
 def _check_versions(folder: Path, names: Any) -> None:
-    """Refuse files for other versions of transformers, read in place of tokenizer.json, unless their content is hashed."""
+    """Refuse files that other versions of transformers read in place of tokenizer.json, unless their content is hashed."""
     for name in names if isinstance(names, list) else [names]:
         if not isinstance(name, str) or "/" in name or not fnmatchcase(name, "tokenizer*.json"):
             raise UserError(

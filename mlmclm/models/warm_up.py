@@ -51,7 +51,7 @@ def shape_of_size(size: Size, precision: str, *, fused: bool) -> ModelShape:
 
 
 def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
-    """Return the shape of a folder's model in fine-tuning; None if its config.json doesn't tell."""
+    """Return the shape of a folder's model in fine-tuning; None if its config.json lacks the values."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         heads = config["num_attention_heads"]
@@ -64,7 +64,7 @@ def shape_of_folder(folder: Path, precision: str) -> ModelShape | None:
             **_types(precision),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # whoever reads the model says what is wrong with it
+        return None  # the code that loads the model reports what is wrong with it
 
 
 def _types(precision: str) -> dict[str, str]:
