@@ -39,11 +39,11 @@ def near(length: int, causal: bool, window: int, device: torch.device) -> Tensor
 
 
 def window_of(module: nn.Module, sliding_window: int | None, causal: bool) -> int | None:
-    """Return the smallest hidden distance, given the one that a layer's class sets for its own direction.
+    """Return the smallest hidden distance in the requested direction, given a layer's `sliding_window` for its class's own direction.
 
     With `local_attention` L, transformers' ModernBertModel sees L / 2 tokens to each side (`sliding_window` is L / 2 +
     1). Its ModernBertDecoderModel counts the token itself and sees L / 2 - 1 to the left (`sliding_window` is L / 2).
-    Weights can belong to either class. They run as the class of the requested direction, whichever class holds them.
+    Either class can hold the weights. The window is always that of the class of the requested direction.
     """
     if sliding_window is None:
         return None

@@ -56,10 +56,10 @@ def backend_of(device: torch.device | str) -> Reference:
 
 
 def backends_of(device: torch.device | str) -> dict[str, Reference]:
-    """Return the backends for a device that work here by name, best first.
+    """Return the backends for a device that work on this machine, by name and best first.
 
-    One that extends another is better than that. Those of other packages and of this process are last: a process takes
-    them by name only. `reference` is the device's own (`_reference_of`), under whatever name it is a member.
+    A backend is better than one that it extends. Those that are not built in come last: they are used only if the user
+    names them. `reference` is the device's own one (`_reference_of`), which also has its registered name.
     """
     kind = torch.device(device).type
     built_in, reference = {Reference, *BACKENDS.built_in()}, _reference_of(kind)
@@ -72,9 +72,9 @@ def backends_of(device: torch.device | str) -> dict[str, Reference]:
 
 
 def _reference_of(kind: str) -> type[Reference]:
-    """Return the backend with torch's operations for a kind of device, which knows its clock and random generator.
+    """Return the backend with torch's operations for a kind of device, and with its clock and random generator.
 
-    It is the one that the device's others extend: of those that are built in, or else of all, that with the fewest bases.
+    The device's other backends extend it: it has the fewest bases of the built-in ones, or of all if none is built in.
     """
     built_in = {Reference, *BACKENDS.built_in()}
     kinds: list[type[Reference]] = [Reference, *BACKENDS.values()]
@@ -88,7 +88,7 @@ def _choose(kind: str, wanted: str) -> Reference:
         return available["reference"]
     if wanted in available:
         chosen = available[wanted]
-        # Workers know their device by their process group alone.
+        # Workers infer their device from their process group alone.
         if chosen.device == kind != _device_of(chosen.process_group):
             raise UserError(
                 f"backend {wanted!r} is for the device {kind}, but its process_group {chosen.process_group!r} is that of the device "

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from mlmclm.errors import UserError
 
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Environment in which cuBLAS adds up in the same order each time, read when CUDA starts: its streams share no workspace.
+"""Variable with which cuBLAS adds up in the same order each time, as its streams share no workspace; read when CUDA starts.
 
 Source: cuBLAS documentation, Results reproducibility.
 """
 NCCL = {"NCCL_ALGO": "Ring"}
-"""Environment in which NCCL adds up in the order of the ring, and none of its algorithms in a switch of the network."""
+"""Variable with which NCCL adds up in the order of the ring, and never by an algorithm that adds up in a network switch."""
 _NO_FORM = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
@@ -27,7 +27,7 @@ def set_variables(variables: dict[str, str]) -> None:
 
 @contextmanager
 def deterministic(wanted: bool, where: str) -> Iterator[None]:
-    """Within this context, if it's wanted, torch and cuDNN compute the same bits each time.
+    """Return a context in which, if `wanted`, torch and cuDNN compute the same bits each time.
 
     Args:
         where: the settings that want it, for the message.

@@ -16,14 +16,14 @@ BACKEND = "MLMCLM_BACKEND"
 
 
 def keyed_backend() -> dict[str, str]:
-    """Return the entry in keys of what a backend computes: none, unless the user has named one that isn't built in."""
+    """Return the backend's entry in the keys of its results: none, unless the user has named a backend that isn't built in."""
     name = os.environ.get(BACKEND, "")
     return {"backend": KINDS["backend"].keyed(name)} if name and _is_added(name) else {}
 
 
 @cache
 def _is_added(name: str) -> bool:
-    # Asking for a member would import torch, which most that make keys of built-in backends do without.
+    # Looking up a member would import torch, which most processes that make keys for built-in backends do not need.
     registry = KINDS["backend"]
     return name in registry.registered or any(point.name == name for point in registry.points())
 

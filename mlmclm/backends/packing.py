@@ -42,7 +42,7 @@ def round_up(value: int, multiple: int) -> int:
 def cut_into_groups(lengths: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     """Cut sequences, given by lengths int64 [S] in falling order, into groups with the lowest total cost.
 
-    Padding and groups cost. A group is (first, last), `last` exclusive.
+    The cost is that of padding and of each further group. A group is (first, last), `last` exclusive.
     """
     step = round_up(-(-len(lengths) // 16), ROUND_SEQUENCES)  # at most 16 places to cut, however many sequences
     places = [*range(0, len(lengths), step), len(lengths)]
@@ -170,7 +170,7 @@ class Packing:
         return max(int(self.lengths.max()), self.padded_tokens - self.tokens)
 
     def settle(self) -> None:
-        """Compute what kernels read, because torch.compile cannot trace how it is computed."""
+        """Compute the cached properties that kernels read, because torch.compile cannot trace their computation."""
         _ = self.cumulative, self.longest
 
     @cached_property
@@ -265,8 +265,8 @@ class Chosen:
 
     @cached_property
     def _layout(self) -> tuple[list[PaddedGroup], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Groups and, int64 [number] each, every token's group, its sequence's index in the group and its position
-        among the sequence's chosen tokens.
+        """Groups, then three arrays, int64 [number] each: every token's group, the index of its sequence in that group, and
+        its position among the sequence's chosen tokens.
 
         The groups are the packing's, with the chosen positions only.
         """

@@ -50,7 +50,7 @@ class Reference:
         return wide_products.processor_has_bf16()
 
     def described(self, precision: str) -> str:
-        """Return the name for people and for records of results in a precision of `Recipe` or `Protocol`."""
+        """Return the backend's name for output and result records, given a precision of `Recipe` or `Protocol`."""
         if precision == "fp32" or self.has_bf16():
             return self.name
         return f"{self.name} (float32 products, as bfloat16 is slow here)"
@@ -131,7 +131,7 @@ class Reference:
         """Return the sum of the rows' cross-entropies, in fp32 at least.
 
         Args:
-            logits: [rows, vocabulary + room]; the first `vocabulary` columns are overwritten with the sum's gradient
+            logits: [rows, vocabulary + unused columns]; the first `vocabulary` columns are overwritten with the sum's gradient
                 with respect to them.
             labels: int64 [rows].
         """
@@ -195,8 +195,8 @@ class Reference:
 
         Args:
             announce: receives progress messages for the user, a line each.
-            compute: runs a small model of each shape in this process. Run as a program with the shapes as JSON, its
-                module does the same in a process of its own.
+            compute: function that runs a small model of each shape in this process. Its module, run as a program with the
+                shapes as JSON, does the same in a separate process.
         """
 
     def matrix_shapes(self) -> Sequence[tuple[int, int, int]]:

@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def pinned(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor of the host in memory from which the device copies while the host goes on, where there is such."""
+    """Return a host tensor in pinned memory, from which a GPU copies while the host goes on; for other devices, the same tensor."""
     return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor of the host on a device.
+    """Return a host tensor on a device.
 
-    From memory that isn't pinned a copy to a GPU would wait until this has done all that was submitted before.
+    For a GPU it is pinned first: a copy from other memory would wait until the GPU has finished all submitted work.
     """
     return pinned(tensor, device).to(device, non_blocking=True)

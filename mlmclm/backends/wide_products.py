@@ -31,7 +31,7 @@ def processor_has_bf16() -> bool:
 class WideProducts(TorchFunctionMode):
     """In this context, products of bfloat16 tensors are computed in float32 and rounded to bfloat16.
 
-    This is what the instructions do that the processor lacks, but for the order of their sums.
+    The results are those of the instructions that the processor lacks, except for the order of sums.
     """
 
     def __torch_function__(

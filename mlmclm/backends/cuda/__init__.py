@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences, Liger's kernels and own ones."""
+"""The backend for NVIDIA GPUs: torch's variable-length attention over packed sequences, Liger's kernels and this project's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Cuda(CudaReference):
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings, mask: Tensor | None = None
     ) -> Tensor:
-        """Compute `Reference.attention`; with a window, by the kernel for packed sequences, which skips what it hides."""
+        """Compute `Reference.attention`; with a window, by the kernel for packed sequences, which skips what the window hides."""
         batch, _, length, _ = query.shape
         window = settings.window
         if mask is not None or window is None or window >= length or not _has_kernel(query, settings):
@@ -84,7 +84,7 @@ class Cuda(CudaReference):
         return attended.view(batch, length, *attended.shape[1:])
 
     def traces_packed(self, query: Tensor, settings: AttentionSettings) -> bool:
-        """Return whether the kernel, which is an operation to torch.compile, computes attention."""
+        """Return whether the kernel computes attention: torch.compile treats it as one operation."""
         return _has_kernel(query, settings)
 
     def packed_attention(
@@ -116,7 +116,7 @@ class Cuda(CudaReference):
         dtype: torch.dtype | None = None,
         residual: torch.dtype | None = None,
     ) -> bool:
-        """Return whether this is EuroBERT, Llama, Qwen or ModernBERT, whose operations there are kernels for."""
+        """Return whether this is EuroBERT, Llama, Qwen or ModernBERT, for whose operations there are kernels."""
         return any(kernels.fits(model) for kernels in _block_kernels())
 
     def blocks(
@@ -157,7 +157,7 @@ def _by_kernel(
 
 
 def _block_kernels() -> tuple[ModuleType, ModuleType]:
-    """Import the kernels late, because Triton need not be where there is no GPU; a `UserError` says what is missing."""
+    """Import the kernels late, because Triton may be missing where there is no GPU; raise a `UserError` if a package is missing."""
     try:
         from mlmclm.backends.cuda import liger, modernbert
     except ModuleNotFoundError as error:

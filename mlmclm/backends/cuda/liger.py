@@ -4,15 +4,15 @@ Torch's operations for a norm or a gated unit are several passes over activation
 one. Liger writes them in Triton. The tests run them in Triton's interpreter, on the CPU, and on a GPU where
 there is one.
 
-Between two layers, a block's last addition is pending: the next norm makes it, in its own pass. Layers that read the
+Between two layers, a block's last addition is pending: the next norm's kernel performs it, in the same pass. Layers that read the
 same vectors (queries, keys and values; gate and up) are one product, with weights joined while they are cast.
 
 Liger's other kernels are not used:
 
 - Its fused linear cross-entropy launches the kernel of `losses` on chunks of logits. `mlmclm.models.cross_entropy` does
   the same, but adds up the weight's gradient in fp32 and never waits for the GPU.
-- Its kernel for an addition with a norm writes the gradient of both terms in one dtype, so that of the pending one takes
-  another pass. `add_and_norm` writes both.
+- Its kernel for an addition with a norm writes the gradient of both terms in one dtype, so the pending
+  term's gradient takes another pass. `add_and_norm` writes both.
 - Its kernel for rotation works in place, so that the gradients of queries, keys and values take another pass to be joined.
   `Rotation` writes them side by side.
 """
@@ -77,7 +77,7 @@ def losses(logits: Tensor, vocabulary: int, labels: Tensor) -> Tensor:
 
 def fits(model: PreTrainedModel) -> bool:
     """Return whether `run_blocks` computes the same as this transformers base model's forward."""
-    # The kernels compute in fp32, which would round what fp64 is asked for.
+    # The kernels compute in fp32, which would lose the precision for which fp64 is used.
     return type(model).__name__ in SUPPORTED and model.config.hidden_act == "silu" and model.dtype != torch.float64
 
 
@@ -136,7 +136,7 @@ def _block(layer: Any, run: LigerRun, hidden: Tensor, pending: Tensor | None = N
 
 def _norm(norm: nn.Module, vectors: Tensor) -> Tensor:
     """Compute transformers' RMSNorm over the last dimension."""
-    # The backward pass writes the gradient of `vectors` over that of the result, which goes into products only.
+    # The backward pass overwrites the gradient of the result, which nothing else needs: the result goes into products only.
     return LigerRMSNormFunction.apply(vectors, norm.weight, norm.variance_epsilon, 0.0, "llama", True, None)
 
 

@@ -1,7 +1,7 @@
 """ModernBERT's blocks on GPUs, by kernels of the project's own in Triton.
 
-Liger's gated unit with GELU uses the approximation by tanh, and ModernBERT's GELU is the exact one; it has no kernel for an
-addition with LayerNorm. As in `liger`, a block's last addition is pending until the next norm makes it. The tests run the
+Liger's gated unit with GELU uses the approximation by tanh, and ModernBERT's GELU is the exact one. Liger has no kernel
+for an addition with LayerNorm. As in `liger`, a block's last addition is pending until the next norm performs it. The tests run the
 kernels in Triton's interpreter, on the CPU, and on a GPU where there is one.
 """
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Rotation(torch.autograd.Function):
-    """Queries, keys and values [1, T, heads, width] out of one product's vectors, the first two rotated where they lie."""
+    """Queries, keys and values [1, T, heads, width] out of one product's vectors, the first two rotated in place."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, heads: list[int], cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:

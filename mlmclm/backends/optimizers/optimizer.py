@@ -27,7 +27,7 @@ class Hyperparameters(NamedTuple):
     beta2: float
     epsilon: float
     weight_decay: float
-    """As the optimiser defines it; in AdamW times the learning rate, as in torch."""
+    """As the optimiser defines it; AdamW multiplies it by the learning rate, as torch does."""
     peak: float = 1.0
     """The schedule's highest learning rate."""
 
@@ -35,8 +35,8 @@ class Hyperparameters(NamedTuple):
 class Optimizer(ABC):
     """A rule that updates weights. It keeps at most two moments of a weight, in the form of Adam's.
 
-    `build` makes torch's optimiser for it: its state of a weight is `step`, `exp_avg` and `exp_avg_sq`, which states of
-    pretraining hold.
+    `build` returns a torch optimiser that applies the rule. Its state of a weight is `step`, `exp_avg` and `exp_avg_sq`,
+    which pretraining states store.
     """
 
     name: ClassVar[str]
@@ -56,7 +56,7 @@ class Optimizer(ABC):
 
 
 def apart(parameters: Iterable[nn.Parameter], settings: Hyperparameters) -> Groups:
-    """Return the parameters in groups with weight decay and, for norms and biases, without, as is usual."""
+    """Return the parameters in two groups, as is usual: matrices with weight decay, norms and biases without."""
     listed = list(parameters)
     matrices = [parameter for parameter in listed if parameter.ndim > 1]
     vectors = [parameter for parameter in listed if parameter.ndim <= 1]

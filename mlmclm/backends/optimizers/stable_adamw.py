@@ -50,7 +50,7 @@ class ScaledAdamW(torch.optim.Optimizer):
         beta1, beta2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in group["betas"])
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # How far the gradient exceeds its running variance; kept as a tensor, since reading it would wait for a GPU.
+        # How far the gradient exceeds its running variance. It stays a tensor, since reading it would wait for a GPU.
         excess = gradient.square().div_(second.clamp(min=group["eps"] ** 2)).mean().sqrt().clamp_(min=1)
         rate = group["lr"] / excess
         if group["weight_decay"]:

@@ -26,7 +26,7 @@ class Updates(Protocol):
 
 
 class TorchUpdates:
-    """The steps of one of torch's optimisers. None is ever postponed, so there is nothing to settle."""
+    """The steps of one of torch's optimisers. No update is ever postponed, so there is nothing to settle."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         self.parameters, self.optimizer = parameters, optimizer
