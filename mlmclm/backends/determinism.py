@@ -38,7 +38,7 @@ def deterministic(wanted: bool, where: str) -> Iterator[None]:
     if not wanted:
         yield
         return
-    import torch  # not above: what starts workers needs the variables alone
+    import torch  # late: the code that starts workers needs only the variables, not torch
 
     set_variables(CUBLAS)
     cudnn = torch.backends.cudnn

@@ -79,8 +79,8 @@ def _small(layers: int, hidden: int, intermediate: int, heads: int) -> Size:
     """Return one of this project's own sizes.
 
     Weights start with a deviation of sqrt(2 / (5 hidden)) (Nguyen and Salazar 2019, arXiv 1910.05895, section 2.2),
-    which is 0.02 at the study's widths and more at these. With 0.02, MLM stays on its first plateau for hundreds of
-    steps longer.
+    which is about 0.02 at the study's widths and larger at these narrower ones. With 0.02, MLM stays on its first plateau
+    for hundreds of steps longer.
     """
     return Size(layers, hidden, intermediate, heads, heads, round(math.sqrt(2 / (5 * hidden)), 4))
 

@@ -95,7 +95,7 @@ CARRIED = TrainingPhase.fields_with(_CARRIED)
 
 
 class ResolvedPhase(Frozen):
-    """A phase with its first and last step, and with all settings that it takes from earlier phases or the recipe."""
+    """A phase with its first step and the step after its last, and with all settings that it takes from earlier phases or the recipe."""
 
     name: Annotated[str, Role.DISPLAY]
     start: Annotated[int, Role.WEIGHTS, Enters.INDIRECTLY]

@@ -177,8 +177,8 @@ class Recipe(Frozen):
     max_failures: Annotated[int, Role.WORK] = Field(3, ge=0)
     """Number of times a stage is restarted from its last checkpoint after a worker or node dies."""
     deepspeed: Annotated[dict[str, Any], Role.WEIGHTS, Role.WORK, Enters.INDIRECTLY] = Field(default_factory=dict)
-    """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused. Those that do more than
-    divide the work (`DIVIDING`) are part of a state's key."""
+    """Extra keys for DeepSpeed's configuration. Keys that the recipe itself controls are refused. Those in
+    `DIVIDING` change the weights by rounding at most; all others are part of a state's key."""
 
     @field_validator("adam_betas")
     @classmethod
