@@ -75,7 +75,7 @@ class Registry(Generic[Value]):
         """The members that were registered in this process."""
         self._values: dict[str, Value] = {}
         self._codes: dict[str, OwnCode] = {}
-        """The own code of members by name, as it was when they were registered, or when a key first contained it."""
+        """The user's own code of members by name, as of their registration, or of the first key that contained it."""
         self._broken: dict[str, UserError] = {}
         self._listeners: list[Callable[[], object]] = []
 

@@ -1,4 +1,4 @@
-"""The choice of the learning rate: which rates compete, and which is chosen in many studies at once."""
+"""The choice of the learning rate: which rates compete, and which one wins in each of many studies."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def _csv_as_written(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_as_written(data_files: Any) -> dict[str, Any]:
-    """Return an entry of a definition that reads JSON files as they are written, if `datasets` takes text for dates or numbers."""
+    """Return a `custom_dataset` that reads JSON files as written, if `datasets` takes text for dates or numbers; else {}."""
     files = _by_split(data_files)
     if not all(file.is_file() for part in files.values() for file in part):
         return {}

@@ -1,1 +1,1 @@
-"""Learning-rate schedules of pretraining and of fine-tuning. `decay` has the interface of a decay's shape."""
+"""Learning-rate schedules of pretraining and of fine-tuning. `decay.Decay` is the base class of the shapes."""

@@ -73,7 +73,7 @@ class FileTask:
 
     @property
     def declaration(self) -> str:
-        """The declaration as YAML, below what was inferred."""
+        """The inferences and notes as comments, and then the declaration as YAML."""
         head = [f"{title:<14} {text}" for title, text in self.facts.items()] + [f"- {note}" for note in self.notes]
         values = self.task.model_dump(mode="json", exclude_defaults=True)
         written = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)

@@ -200,7 +200,7 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
 def sweep_of(
     prepared: PreparedStudy, space: Space, models: Sequence[SweepModel], tasks: Mapping[str, PreparedTask]
 ) -> StudySweep:
-    """Return the sweep of a study that trains its models, with those that are trained and the tasks that are prepared."""
+    """Return the sweep of a study that trains its models, for these trained models and prepared tasks."""
     swept = tuple(SweptModel(model, space, tasks) for model in models)
     return StudySweep(prepared.study, prepared.place, space, swept, prepared)
 

@@ -83,7 +83,7 @@ class SweepProgress:
         self._table.stopped(cell)
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """Add a result under one of its names; in a log, print a line if it is the last one of its model and task."""
+        """Add a result for one of its cells; in a log, print a line if it is the last one of its model and task."""
         line = self._table.add(result)
         if line is not None and not console.is_terminal:
             self.note(line)

@@ -378,6 +378,7 @@ def test_no_such_folder_and_a_hub_that_cannot_be_reached(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="no such model folder"):
         read_initial(tmp_path / "nothing")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(
         EnvironmentFault,
         match=r"some/model: no such folder: the model 'some/model' of the Hugging Face Hub is not in the cache",
