@@ -289,7 +289,7 @@ class Registry(Generic[Value]):
             raise UserError(f"{self.kind} {member.name!r} from {member.origin} has another name, {name!r}; use one.")
 
     def _same_here(self, member: RegistryEntry) -> None:
-        """Check that the code of a member sent by another process has the hash in its key, with this process's versions of packages."""
+        """Check that a member sent by another process has the code hash in its key here too, with this process's package versions."""
         try:
             code, said = own_code(member.value).hash, ""
         except ValueError as error:

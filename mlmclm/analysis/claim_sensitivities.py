@@ -1,8 +1,8 @@
 """Tests of claims about the sensitivity of models to the learning rate, over several pairs of models and several tasks.
 
 Equally sensitive models may have curves of different shapes. So studies are simulated in which each model keeps the shape of its curve
-and all models are equally sensitive. At each rate, the runs' deviations from the curves are drawn from those of all models' observed
-runs. So runs that are far off or fail at high rates do so in the simulated studies too. If a rate has one run, there is no verdict:
+and all models are equally sensitive. At each rate, the deviations from the curves are drawn from those of all models' observed runs that
+learned. So runs that are far off at high rates are so in the simulated studies too. If a rate has one run, there is no verdict:
 one run shows neither noise nor a failure.
 """
 

@@ -267,7 +267,7 @@ def _p_of_verdict(difference: Estimate, sound: Estimate) -> float:
 
 
 def clearly_different(row: Record, confidence: float) -> bool:
-    """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, whether leads at chance count or not."""
+    """Return whether a verdict can be based on a comparison: Holm's p is below 1 - confidence, also if leads at chance count as 0."""
     # False for NaN, which means that there is no interval.
     return bool(max(row["p_holm"], row["p_verdict"]) < 1 - confidence)
 

@@ -131,7 +131,7 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     scores, targets = (np.where(counts, draw, 0.0).sum(axis=1) / counts.sum(axis=-1) for draw in (at, means[1][picks]))
     weights = np.broadcast_to(counts / counts.sum(axis=-1, keepdims=True), picks.shape)
     chosen = np.bincount(picks.ravel(), weights=weights.ravel(), minlength=len(taken)) / studies
-    # Rates may be unequally noisy, so the noise at the rates of simulated choices is scaled to that at the rates that were chosen.
+    # Rates may be unequally noisy, so the noise at the rates that simulations chose is scaled to that of the rates really chosen.
     between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
     picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)
     # Picked runs vary less than fresh ones, but the bias that is subtracted is an estimate, so here the noise is that of fresh runs.

@@ -56,9 +56,7 @@ def check_study(values: Any, where: Path, files: Collection[str] | None = None) 
     zero_shot = values.get("zero_shot")
     for task in _listed(zero_shot.get("tasks") if isinstance(zero_shot, Mapping) else None):
         if _is_file(task) and (where.parent / task).exists():
-            raise UserError(
-                f"{where}: zero_shot.tasks: {task!r} lies in the record, and such a file may hold code. {REMEDY}"
-            )
+            raise UserError(f"{where}: zero_shot.tasks: {task!r} is a file of the record, refused as it may hold code.")
     space = values.get("space")
     named = [("space", space), *(("claims", claim) for claim in _listed(values.get("claims")))]
     if isinstance(space, Mapping):

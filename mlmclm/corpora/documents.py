@@ -321,7 +321,7 @@ class FileSource(Source):
     def fingerprint(self) -> str:
         """Return a hash of the files' content; later reads check that the files still have it (`storage.unchanged`).
 
-        A file is hashed again only if its mark has changed.
+        A file is hashed again only if its stat has changed.
         """
         hashes_path = self._store / "corpora" / "hashes.json"
         hashes = _known_hashes(hashes_path)

@@ -231,7 +231,7 @@ def load_at_commit(
 
 
 def _from_cache(name: str, folder: Path, commit: str, split: str) -> Any:
-    """Read a split from the cache at the given commit, whose folder is beside that of another commit."""
+    """Read a split at `commit` from the cache, where it lies beside `folder`, that of another commit."""
     from datasets.packaged_modules.cache.cache import Cache  # what `load_dataset` reads its cache with
 
     if not folder.with_name(commit).is_dir():

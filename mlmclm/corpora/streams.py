@@ -43,7 +43,7 @@ class Stream:
         return self.characters is not None or self.documents is not None
 
     def numbers(self, starts: Mapping[str, Position]) -> range:
-        """Return the numbers of the pieces to `read`, for the documents from each part's position in `starts` on."""
+        """Return the indices of pieces with documents from each part's position in `starts` on, to be `read`."""
         if self.chosen:
             return range(1)  # The choice is one piece: it needs all documents.
         return range(max(0, min(place.piece for part, place in starts.items() if part in self.parts)), len(self.pieces))

@@ -206,7 +206,7 @@ def content_hashes(folder: Path) -> tuple[str, ...]:
 
 
 def _hashes(folder: Path, sums: Mapping[str, Any], tokenizer: bytes) -> tuple[str, ...]:
-    """Return a folder's hashes, one for each hash of its configuration; `sums` are the checksums that are known already."""
+    """Return a folder's hashes, one for each of its `config_hashes`, in their order; `sums` are the known checksums."""
     files = {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     weights = [sums[name]["sha256"] if name in sums else hash_file(file) for name, file in files.items()]
     # Hash names too: results under keys without them may be of other weights than those that were hashed.

@@ -191,8 +191,8 @@ def _in_steps(name: str, parts: list[str]) -> Iterator[str]:
 
 
 def _nearest(steps: Fraction, total: int) -> str:
-    """Say which shares of `total` are nearest to `steps`, among those that are whole steps and have few decimals."""
-    stride = total // gcd(total, 100 * 10**_DECIMALS)  # every multiple of this is such a share
+    """Name the percentages nearest to `steps` that are whole steps of `total`, with at most `_DECIMALS` decimals."""
+    stride = total // gcd(total, 100 * 10**_DECIMALS)  # multiples of this are such percentages
     below = min((ceil(steps / stride) - 1) * stride, total - stride)
     above = (floor(steps / stride) + 1) * stride
     near = [f"{float(Fraction(100 * step, total)):g}% ({step} steps)" for step in (below, above) if 0 < step < total]

@@ -67,7 +67,7 @@ class Segment:
         return self.phase.samples(stop) - self.phase.samples(self.start)
 
     def tokens(self, stop: int, recipe: Recipe) -> int:
-        """Return the tokens that its steps before `stop` see."""
+        """Return how many tokens its steps before `stop` see."""
         return self.samples(stop, recipe) * recipe.during(self.phase).block_length
 
 

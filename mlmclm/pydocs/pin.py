@@ -1,4 +1,4 @@
-"""Pinning of a store's `pydocs` to the documentation of its first use, whatever is installed later.
+"""Pinning of a store's `pydocs` to the documentation installed at its first use, not any later one.
 
     corpora/sources/pydocs.json      the fingerprint of that documentation
     corpora/pydocs-FINGERPRINT/      its text, from which every later corpus and task of the store is made

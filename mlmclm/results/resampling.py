@@ -38,7 +38,7 @@ def resampled_interval(
     """
 
     def resampled(chosen: Array, axis: int) -> Array:
-        """Map the numbers of drawn examples [R, rows] to scores on them [R]."""
+        """Map the indices of drawn examples [R, rows] to scores on them [R]."""
         weights = _counts(chosen.astype(np.int64), rows)
         observer(len(weights))
         return score(weights)

@@ -301,7 +301,7 @@ class ObjectLeases(Leases):
             self._release_later(path, who)
 
     def _release_later(self, path: ObjectPath, who: dict[str, Any]) -> None:
-        """Remove a lease of this process in the background; stop looking for it when it would have ended by itself."""
+        """Remove a lease of this process in the background, repeatedly, until the time when it would have ended."""
 
         def look() -> None:
             for _ in range(RENEWALS):

@@ -449,7 +449,7 @@ def _study(store: Path, name: str) -> Iterator[Piece]:
 
 
 def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepStatus:
-    """Return the status with the cells marked as damaged whose examples are damaged; this reads all examples."""
+    """Return the status, in which cells with damaged examples are marked as damaged; this reads all examples."""
     keys = (state.cell.key for state in found.states if state.result is not None)
     pieces = {key: StoredResult(store, key).examples() for key in keys}
     damaged = {file.path: file.reason for verified in verify(pieces.values(), progress) for file in verified.damaged}

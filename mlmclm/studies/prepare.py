@@ -133,7 +133,7 @@ def _where(study: StudyFile, place: Place) -> dict[str, Any]:
 
 
 def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
-    """Refuse phases for whose block length the training or validation part of the corpus has no row; this counts chunks of documents."""
+    """Refuse phases whose block length leaves the corpus's training or validation part without rows; chunks are counted for this."""
     phases = [phase for size in sorted({name.size for name in study.parsed}) for phase in study.recipe.phases_of(size)]
     read = {(phase.block_length, phase.mix): phase.name for phase in phases}
     for (length, mix), phase in (read or {(study.recipe.block_length, study.recipe.mix): ""}).items():

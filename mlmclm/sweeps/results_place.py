@@ -29,7 +29,7 @@ def results_root(store: Path) -> Path | ObjectPath:
 
 
 def wait_for_storage(store: Path, seconds: float) -> None:
-    """Note in a store at an address how many seconds an outage of its object store is waited for.
+    """Save in a store at an address (s3://...) how many seconds to wait out its outages.
 
     Raises:
         UserError: the store is a folder.

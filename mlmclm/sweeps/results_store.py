@@ -65,11 +65,11 @@ class ResultsStore:
         self.unfiled = type(self)(store, root=store / UNFILED) if isinstance(root, ObjectPath) else None
         """Results that the object store does not have yet; None for a results store in a folder."""
         self.availability = root.bucket.availability if isinstance(root, ObjectPath) else Availability(str(root))
-        """Whether the place of the results answers; a folder always does."""
+        """Whether the object store of the results answers; a folder always does."""
         self.leases = ObjectLeases(root) if isinstance(root, ObjectPath) else Leases(root)
 
     def artifact(self, key: str) -> Artifact:
-        """Return the result with this key, whether or not it exists."""
+        """Return the artifact of this key, whether or not it exists."""
         return StoredResult(self.store, key, self)
 
     def lease(self, key: str) -> str:
@@ -325,7 +325,7 @@ class Evaluations(ResultsStore):
     needed = ("key", "model", "task", "scoring", "metrics", "status")
 
     def artifact(self, key: str) -> Artifact:
-        """Return the result with this key, whether or not it exists."""
+        """Return the artifact of this key, whether or not it exists."""
         return StoredEvaluation(self.store, key, self)
 
 

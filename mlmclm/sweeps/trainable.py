@@ -113,7 +113,7 @@ class Finetune(tune.Trainable):
         return {"config": _plain(self.config), "reports": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """With the next step, train again up to the report that a trial of this config had reached.
+        """Let the next step train anew from the start, past the reports that the checkpoint counts.
 
         Raises:
             UserError: the checkpoint is another config's.

@@ -46,8 +46,8 @@ class RunningStage:
 class KeyedStage:
     """A running stage as seen by a callback on which weights may depend: only what enters the keys of its states.
 
-    Another study, or the same one after an interruption, may begin, end and deposit states at other steps under the same
-    keys.
+    Its first, last and deposited steps are hidden: under the same keys, they may differ by study and after an
+    interruption.
     """
 
     def __init__(self, stage: RunningStage, *, each_step: bool) -> None:

@@ -10,7 +10,7 @@ from mlmclm.reports.drawing import HUES, Figure, FigureGroup, ReportInput
 
 
 class PairScores(FigureGroup):
-    """Each size's models by how they were made, on all tasks whose scores are shares, a row for each task."""
+    """Each size's models by how they were made, on all tasks whose scores are in points, one row each."""
 
     name = "pairs"
     section = "pairs"
