@@ -158,7 +158,7 @@ def test_benchmarks_scripts_and_examples_import_what_there_is() -> None:
 
 
 PRIVATE = re.compile(
-    r"ray\._private|from ray\S* import .*\b_[a-zA-Z]|from ray\.\S*_internal\S* import|from mlflow\.store\S* import"
+    r"ray\._private|from ray\._\S* import|from ray\S* import .*\b_[a-zA-Z]|from ray\.\S*_internal\S* import|from mlflow\.store\S* import"
 )
 
 
