@@ -39,7 +39,7 @@ def sync(
     Example: mlmclm tracking sync quickstart
     """
     from mlmclm.studies.api import open as open_store
-    from mlmclm.studies.study_tracking import follow as follow_running
+    from mlmclm.studies.study_tracking import follow_study
 
     if follow and to is not None:
         raise UserError(
@@ -47,7 +47,7 @@ def sync(
         )
     study = open_store(store, data=data, task_dirs=task_dir).study(file)
     if follow and is_locked(study.folder / LOCK):
-        follow_running(study.file, study.place.store)
+        follow_study(study.file, study.place.store)
     else:
         study.report(track=to or True)
 

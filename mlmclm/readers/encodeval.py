@@ -30,9 +30,9 @@ from mlmclm.readers.rows import (
     columns_of,
     entry,
     json_object,
+    json_value,
     named_place,
     number,
-    parse_json,
     read_rows,
     word,
 )
@@ -170,7 +170,7 @@ def _task_names(runs: list[_Run]) -> dict[Path, str]:
 
 
 def _content(file: Path) -> Row:
-    return json_object(parse_json(read_text(file), str(file)), str(file))
+    return json_object(json_value(read_text(file), str(file)), str(file))
 
 
 def _part(content: Row, split: str, file: Path) -> tuple[Row, str] | None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, columns_of, entry, named_place, number, parse_json, read_rows, word
+from mlmclm.readers.rows import Row, columns_of, entry, json_value, named_place, number, read_rows, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import kind_of, read_start, read_text
 from mlmclm.storage.received_files import files_inside
@@ -93,7 +93,7 @@ def _tasks_beside(file: Path) -> dict[str, Any]:
     scores_by_task: dict[str, Any] = {}
     for results in files_inside(file.parent, "*.json"):
         try:
-            value = parse_json(read_text(results), str(results))
+            value = json_value(read_text(results), str(results))
         except UserError:
             continue
         scores = value.get("results") if isinstance(value, dict) else None

@@ -17,7 +17,7 @@ import numpy as np
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
 from mlmclm.readers.reader import Reader
-from mlmclm.readers.rows import Row, as_number, entry, json_object, parse_json, word
+from mlmclm.readers.rows import Row, as_number, entry, json_object, json_value, word
 from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import read_text
 from mlmclm.storage.received_files import files_inside
@@ -75,7 +75,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _looks_right(file: Path) -> bool:
     try:
-        content = parse_json(read_text(file), str(file))
+        content = json_value(read_text(file), str(file))
     except UserError:
         return False
     return isinstance(content, dict) and (set(content) >= _KEYS or _OLD_NAME in content)
@@ -84,7 +84,7 @@ def _looks_right(file: Path) -> bool:
 def _model(folder: Path) -> str:
     about = folder / _ABOUT
     if about.is_file():
-        return word(json_object(parse_json(read_text(about), str(about)), str(about)), "name", str(about))
+        return word(json_object(json_value(read_text(about), str(about)), str(about)), "name", str(about))
     return folder.resolve().name
 
 
@@ -92,7 +92,7 @@ def _runs(name: str, files: list[Path]) -> list[ScoredRun]:
     values: dict[str, dict[str, float]] = {}
     contents: dict[str, str] = {}
     for file in files:
-        result = _as_since_1_11(json_object(parse_json(read_text(file), str(file)), str(file)), file)
+        result = _as_since_1_11(json_object(json_value(read_text(file), str(file)), str(file)), file)
         task = word(result, "task_name", str(file))
         if task in contents:
             raise UserError(f"{file}: a second result of task {task!r} in its folder.")

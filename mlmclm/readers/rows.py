@@ -38,13 +38,13 @@ def read_rows(path: Path, needed: Collection[str] = (), optional: Collection[str
     if kind == ".parquet" or kind in DELIMITERS:
         yield from _of_table(path, needed, optional)
     elif (kind == ".json" and read_start(path).lstrip().startswith("[")) or _LIST.match(read_start(path)):
-        for number, value in enumerate(parse_json(read_text(path), str(path)), 1):
+        for number, value in enumerate(json_value(read_text(path), str(path)), 1):
             yield f"{path}, entry {number}", json_object(value, f"{path}, entry {number}")
     else:  # one object per line; some such files are named .json
         for number, line in enumerate(lines_of(path), 1):
             if line.strip():
                 place = f"{path}, line {number}"
-                yield place, json_object(parse_json(line, place), place)
+                yield place, json_object(json_value(line, place), place)
 
 
 def named_place(path: Path) -> Path:
@@ -74,7 +74,7 @@ def _of_table(path: Path, needed: Collection[str], optional: Collection[str]) ->
             yield f"{path}, row {number}", row
 
 
-def parse_json(content: str, place: str) -> Any:
+def json_value(content: str, place: str) -> Any:
     """Return the value of a JSON text."""
     try:
         return json.loads(content, object_pairs_hook=unique_keys)

@@ -92,12 +92,12 @@ class TrackedStudy:
 _FILE: TypeAdapter[TrackedStudy] = TypeAdapter(TrackedStudy)
 
 
-def write_study(folder: Path, study: TrackedStudy) -> None:
-    """Write what `read_study` reads to the study's folder; an `EnvironmentFault` if the disk is full or not writable."""
+def write_runs(folder: Path, study: TrackedStudy) -> None:
+    """Write what `read_runs` reads to the study's folder; an `EnvironmentFault` if the disk is full or not writable."""
     write_atomic(folder / FILE, _FILE.dump_json(study))
 
 
-def read_study(store: Path, name: str) -> TrackedStudy:
+def read_runs(store: Path, name: str) -> TrackedStudy:
     """Return a study as the files in its folder describe it.
 
     Raises:
@@ -304,7 +304,7 @@ class Follower:
 
 def all_runs(store: Path, name: str) -> list[RunRecord]:
     """Return the runs of a study that has ended as MLflow gets them, parents before their children."""
-    follower = Follower(store, name, study := read_study(store, name), "")
+    follower = Follower(store, name, study := read_runs(store, name), "")
     stages = [record for stage in study.stages for record, _ in [follower._stage(stage)] if record is not None]
     return [*study.records, *stages, *follower._cell_runs(study.cells)]
 

@@ -23,7 +23,7 @@ from mlmclm.progress import SECONDS_OF_SILENCE, Bar, say
 from mlmclm.storage.files import is_locked
 from mlmclm.storage.retrying import RetryPolicy
 from mlmclm.storage.unchanged import Mark, mark_of
-from mlmclm.studies.follower import FILE, Follower, TrackedStudy, read_study
+from mlmclm.studies.follower import FILE, Follower, TrackedStudy, read_runs
 from mlmclm.studies.place import LOCK, STUDIES
 from mlmclm.sweeps.manifest import FILE as CELLS
 from mlmclm.tracking.address import VARIABLE, default_address
@@ -142,7 +142,7 @@ def main() -> None:
                     # The marks are taken before the files are read, because the driver may write these in between.
                     marks = [mark_of(path.stat()) for path in (folder / FILE, folder / CELLS) if path.exists()]
                     if marks != seen:
-                        study, seen = read_study(store, name), marks
+                        study, seen = read_runs(store, name), marks
             if (terminated or (study.status == "RUNNING" and not working)) and study.status != "KILLED":
                 study = replace(study, status="KILLED")
             if study is not previous:

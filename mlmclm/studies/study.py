@@ -320,7 +320,7 @@ class Study:
         folder = default if to is None else Path(to)
         if not track:
             return self._written(results, folder)
-        from mlmclm.studies.study_tracking import StudyRuns, follow, send_to_sink
+        from mlmclm.studies.study_tracking import StudyRuns, follow_study, send_to_sink
 
         if isinstance(track, str):
             KINDS["sink"][track]  # raises an error at once if there is no such sink
@@ -337,7 +337,7 @@ class Study:
             if isinstance(track, str):
                 send_to_sink(file, place.store, track)
             else:
-                follow(file, place.store)
+                follow_study(file, place.store)
             return results
 
     def _results(self, rows: Sequence[dict[str, Any]] | None = None, failure: MlmclmError | None = None) -> Results:

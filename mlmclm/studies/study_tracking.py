@@ -31,7 +31,7 @@ from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.reports.study_facts import ModelFacts, RecordedRuns
 from mlmclm.service.state import MLFLOW, own_addresses, own_server
 from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, summaries, write_study
+from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, summaries, write_runs
 from mlmclm.studies.follower_process import following
 from mlmclm.studies.last_run import last_run
 from mlmclm.studies.place import Place
@@ -81,7 +81,7 @@ class StudyRuns:
     def tell(self, **changes: Any) -> None:
         """Change fields of `TrackedStudy`; an `EnvironmentFault` if the disk is full or not writable."""
         self.told = replace(self.told, **changes)
-        write_study(self._place.study_folder(self._file.name), self.told)
+        write_runs(self._place.study_folder(self._file.name), self.told)
 
     def stages(self, prepared: PreparedStudy) -> None:
         """Follow the stages of a study that trains its models."""
@@ -227,7 +227,7 @@ def tracked(study: AnyFile, place: Place) -> Iterator[StudyRuns]:
         yield runs
 
 
-def follow(study: AnyFile, store: Path) -> None:
+def follow_study(study: AnyFile, store: Path) -> None:
     """Write to MLflow what it lacks of a study, and if another process works on it, go on until that has ended."""
     with following(store, study.name, *_address(study, store), niceness=0):
         pass

@@ -30,11 +30,11 @@ from mlmclm.storage.files import only_one
 from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies import follower as follower_module
 from mlmclm.studies import follower_process
-from mlmclm.studies.follower import FILE, FollowedStage, Follower, TrackedStudy, summary_of, write_study
+from mlmclm.studies.follower import FILE, FollowedStage, Follower, TrackedStudy, summary_of, write_runs
 from mlmclm.studies.follower_process import following
 from mlmclm.studies.place import LOCK
 from mlmclm.studies.study_file import SweepFile
-from mlmclm.studies.study_tracking import follow
+from mlmclm.studies.study_tracking import follow_study
 from mlmclm.sweeps.manifest import listed_cells, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
@@ -71,11 +71,11 @@ import sys, time
 from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
 from mlmclm.storage.files import only_one
-from mlmclm.studies.follower import TrackedStudy, write_study
+from mlmclm.studies.follower import TrackedStudy, write_runs
 from mlmclm.studies.follower_process import following
 folder = Path(sys.argv[1]) / "studies" / "study"
 with ended_by_signals(), only_one(folder / ".lock", "study"):
-    end = lambda status: write_study(folder, TrackedStudy(status))
+    end = lambda status: write_runs(folder, TrackedStudy(status))
     with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2], on_end=end):
         time.sleep(300)
 """
@@ -136,7 +136,7 @@ class Driver:
 
     def tell(self, **changes: Any) -> None:
         self._study = replace(self._study, **changes)
-        write_study(self._folder, self._study)
+        write_runs(self._folder, self._study)
 
 
 @contextmanager
@@ -480,7 +480,7 @@ def test_a_study_that_ends_early_leaves_no_run_marked_as_running_and_resumes_the
 )
 def test_however_its_driver_ends_no_run_stays_marked_as_running(store: Path, place: str, how: str) -> None:
     address = address_of(store, place)
-    write_study(store / "studies" / "study", TrackedStudy(records=(RunRecord("p", "parent", status="RUNNING"),)))
+    write_runs(store / "studies" / "study", TrackedStudy(records=(RunRecord("p", "parent", status="RUNNING"),)))
     words = [sys.executable, "-c", STOPPED, str(store), address]
     driver = subprocess.Popen(
         words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}, stderr=subprocess.PIPE
@@ -588,7 +588,7 @@ def test_another_process_follows_a_study_until_it_has_ended(store: Path) -> None
     with only_one(folder / LOCK, "study"):
         made = Driver(folder, records=(MODEL,))
         write_manifest(folder, "study", Planned(cells))
-        thread = threading.Thread(target=follow, args=(study, store))
+        thread = threading.Thread(target=follow_study, args=(study, store))
         thread.start()
         while len(keys(store)) < 2:
             time.sleep(0.05)
