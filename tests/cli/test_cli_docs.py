@@ -23,6 +23,7 @@ import yaml
 
 from mlmclm.cli.main import main
 from mlmclm.registry import KINDS
+from mlmclm.tracking.address import VARIABLE
 from object_stores import s3_server
 from small_hub import Hub
 from small_models import save_framed_model, save_pronoun_model, save_small_decoder, write_all
@@ -210,12 +211,20 @@ def test_a_page_s_blocks_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = _Place(finished_study.store, monkeypatch, computes=computes, mlflow="import mlflow" in TEXTS[page])
+    monkeypatch.setenv(VARIABLE, "")  # a block sets it, and it is to be absent again at the end
+    monkeypatch.delenv(VARIABLE)
     with s3_server() if "s3://" in TEXTS[page] else nullcontext() as endpoint:
         if endpoint:
             monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", endpoint)
-        for language, name, content in [("bash", "", BEFORE.get(page, "")), *BLOCK.findall(TEXTS[page])]:
-            if not name:  # `last_word.yaml` is there
-                getattr(place, language)(content)
+        try:
+            for language, name, content in [("bash", "", BEFORE.get(page, "")), *BLOCK.findall(TEXTS[page])]:
+                if not name:  # `last_word.yaml` is there
+                    getattr(place, language)(content)
+        finally:
+            if place.mlflow:  # a block has set its address
+                import mlflow
+
+                mlflow.set_tracking_uri("")
 
 
 class _Place:

@@ -38,7 +38,7 @@ from mlmclm.studies.study_tracking import follow_study
 from mlmclm.sweeps.manifest import listed_cells, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
-from mlmclm.tracking.address import default_address, without_password
+from mlmclm.tracking.address import VARIABLE, default_address, without_password
 from mlmclm.tracking.bulk_writer import BulkWriter
 from mlmclm.tracking.database import make_usable, sqlite_address
 from mlmclm.tracking.records import DataSet, RunRecord
@@ -581,7 +581,8 @@ def test_interrupted_while_it_waits_it_says_how_many_runs_are_missing(
     assert process.poll() is not None
 
 
-def test_another_process_follows_a_study_until_it_has_ended(store: Path) -> None:
+def test_another_process_follows_a_study_until_it_has_ended(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     cells, folder = make_cells(3), store / "studies" / "study"
     filed(store, cells[:2])
     study = SweepFile(name="study", models={"a": "anywhere"}, space="quickstart")
