@@ -295,7 +295,7 @@ def _check_cells(bundle: StudyRecord) -> None:
 
 def _check_table(bundle: StudyRecord, content: bytes) -> None:
     """Check that results.csv is the table of the cells, line by line."""
-    pair = (text.splitlines() for text in (content.decode(), csv_text(bundle.table())))
+    pair = (text.replace("\r\n", "\n").split("\n") for text in (content.decode(), csv_text(bundle.table())))
     unlike = [lines for lines in zip_longest(*pair, fillvalue="(none)") if lines[0] != lines[1]]
     if unlike:
         in_table, from_cells = (clipped(line, 300) for line in unlike[0])

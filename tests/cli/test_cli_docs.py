@@ -315,7 +315,7 @@ def _exit_code(words: list[str]) -> int:
 
 
 def _check_files(words: list[str]) -> None:
-    """That files and packages exist which a command names that is not run."""
+    """Check that the files and packages exist that a command names which is not run."""
     files = [word for word in words if re.match(r"(cluster\.yaml|(deploy|tests|scripts)/)", word)]
     files += [f"{words[2].replace('.', '/')}.py"] if words[:2] == ["python", "-m"] and "benchmarks" in words[2] else []
     assert [file for file in files if not (ROOT / file).is_file()] == []
