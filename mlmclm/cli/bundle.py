@@ -1,19 +1,27 @@
-"""`mlmclm bundle`: publish a study as a small folder, join the parts of one, or check one."""
+"""`mlmclm bundle`: publish a study as a small folder, join the parts of one, or compute cells of one again."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Column
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.bundle_verify import verify
 from mlmclm.cli.default_command import DefaultCommand
-from mlmclm.cli.output import print_json, show
+from mlmclm.cli.output import print_json, show, show_table
 from mlmclm.errors import UserError
+from mlmclm.numbers import plural, rate_text, time_text
+
+if TYPE_CHECKING:
+    from mlmclm.studies.recompute import Recomputed
 
 verbs = typer.Typer(
     cls=DefaultCommand,
@@ -99,4 +107,80 @@ def write(
         show(f"uploaded: {commit}")
 
 
-verbs.command()(verify)
+@verbs.command()
+def verify(
+    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="The folder of a published study (`mlmclm bundle`).")],
+    cells: Annotated[int, Option(min=1, metavar="N", help="Number of cells, chosen at random.")] = 10,
+    seed: Annotated[
+        int | None, Option(min=0, help="Seed of the choice of cells. By default it is another one each time.")
+    ] = None,
+    store: options.Store = options.DEFAULT_STORE,
+    data: options.Data = None,
+    task_dir: options.TaskDir = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Computes random cells of a published study again, and compares their scores and test examples with the published ones.
+
+    Models whose weights the store lacks are pretrained first, as the bundle's study.yaml says; `--dry-run` says which, and how long that
+    took. With the same weights, backend, device and software, results must be equal to the last bit, and the exit code is 1 if one is
+    not. Elsewhere a difference is printed beside the noise of other seeds. First, values that the bundle's files state twice are compared,
+    for all cells.
+
+    Example: mlmclm bundle verify published --cells 10
+    """
+    from mlmclm.studies.place import open_place
+    from mlmclm.studies.recompute import check_of
+
+    seed = secrets.randbelow(1 << 31) if seed is None else seed
+    check = check_of(bundle, cells, seed, open_place(store=store, data=data, task_dirs=task_dir))
+    total = len(check.record.rows)
+    facts = {
+        "seed": seed,
+        "cells_of_all": total,
+        "keys_made_again": check.keys,
+        "pretrained": list(check.pretrained),
+        "pretraining_hours": check.pretraining_hours,
+        "cell_hours": check.cell_hours,
+    }
+    if not as_json:
+        show(
+            f"{check.record.name}: its {plural(total, 'cell')} agree with results.csv, with states.json and, where these are known, with their "
+            f"test examples; {check.keys:,} keys agree with the settings of their cells"
+        )
+        show(
+            f"{plural(len(check.rows), 'cell')}, chosen with --seed {seed}, {time_text(check.cell_hours)} where they were computed"
+        )
+        if check.pretrained:
+            took = f", {time_text(check.pretraining_hours)} of one worker" if check.pretraining_hours else ""
+            show(f"not in {check.place.store}, and needed: {', '.join(check.pretrained)}{took}")
+    if dry_run:
+        rows = [(row["model"], row["task"], rate_text(row["learning_rate"]), str(row["seed"])) for row in check.rows]
+        if as_json:
+            print_json({**facts, "cells": [row["key"] for row in check.rows]})
+        else:
+            show_table(("model", "task", "rate", "seed"), rows)
+        return
+    recomputed = check.run()
+    share = check.at_most_wrong(recomputed)
+    if as_json:
+        print_json(
+            {**facts, "recomputed": [asdict(cell) for cell in recomputed], "confidence": 0.95, "at_most_wrong": share}
+        )
+    else:
+        show_recomputed(recomputed)
+        counts = Counter(cell.status for cell in recomputed)
+        show(", ".join(f"{number} {status}" for status, number in counts.items()))
+        other_statuses = {cell.status for cell in recomputed} - {"equal", "differs"}
+        note = f", counting {' and '.join(sorted(other_statuses))} as wrong" if other_statuses else ""
+        show(
+            f"with 95 % confidence at most {math.ceil(1000 * share) / 10:g} % of the cells are wrong (seed {seed}){note}"
+        )
+    if any(cell.status == "differs" for cell in recomputed):
+        raise typer.Exit(1)
+
+
+def show_recomputed(cells: Sequence[Recomputed]) -> None:
+    """Print cells that were computed again, and how each differs."""
+    rows = [(cell.name, cell.status, cell.detail, cell.key[:12]) for cell in cells]
+    show_table(("cell", "computed again", Column("detail"), "key"), rows, drop=("key",))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from mlmclm.cli import options
-from mlmclm.cli.output import claims_as_json, print_json, show, show_claims, show_table
+from mlmclm.cli.output import claims_as_json, print_json, show, show_advice, show_best, show_claims, show_table
 
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
@@ -66,7 +66,6 @@ def import_results(
     from mlmclm.analysis.stated_claims import stated_claim
     from mlmclm.analysis.summary import summary
     from mlmclm.answers.imported_results import import_results as read
-    from mlmclm.cli.study_report import show_advice, show_best
     from mlmclm.reports.cautions import chance_unknown
 
     results = read(

@@ -11,23 +11,15 @@ from pathlib import Path
 import typer
 
 from mlmclm.cli import bundle, data, store, sweep, tasks, tracking
-from mlmclm.cli.advise import advise
-from mlmclm.cli.claims import claims
 from mlmclm.cli.compare import compare
-from mlmclm.cli.decide import decide
 from mlmclm.cli.evaluate import evaluate
 from mlmclm.cli.export import export
 from mlmclm.cli.finetune import finetune
 from mlmclm.cli.import_results import import_results
-from mlmclm.cli.init import init
 from mlmclm.cli.interruption import Interrupted, Verbs, ended_by_signals
+from mlmclm.cli.look import advise, claims, decide, rank, report
 from mlmclm.cli.plan import plan
-from mlmclm.cli.pretrain import pretrain
-from mlmclm.cli.rank import rank
-from mlmclm.cli.replicate import replicate
-from mlmclm.cli.report import report
-from mlmclm.cli.study import study
-from mlmclm.cli.try_models import try_models
+from mlmclm.cli.study import init, pretrain, replicate, study, try_models
 from mlmclm.cli.up import down, status, up
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import MlmclmError, printable

@@ -6,7 +6,7 @@ import pytest
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import records
-from mlmclm.cli.study_report import show_best
+from mlmclm.cli.output import show_best
 from small_results import make_result
 
 

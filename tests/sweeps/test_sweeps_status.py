@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlmclm.cli import sweep_status
+from mlmclm.cli import sweep
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Start, cell_key
@@ -213,7 +212,7 @@ def test_a_study_that_is_only_pretrained_is_said_to_have_no_planned_cells(run: R
 def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     write_manifest(store / "studies" / "mine", "mine", Planned(CELLS[:6]))
     results_store, left = ResultsStore(store), iter(CELLS[3:6])
-    monkeypatch.setattr(sweep_status, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(sweep, "SECONDS_BETWEEN_LOOKS", 0.0)
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
     looking = Watch.look
@@ -238,19 +237,18 @@ def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytes
 
 
 def test_cells_are_listed_and_filtered(run: Run) -> None:
-    code, out, _ = run("cells", "mine", "--model", "a", "--task", "qnli", "--format", "csv")
+    code, out, _ = run("cells", "mine", "--model", "a", "--task", "qnli", "--json")
     assert code == 0
-    first, second = csv.DictReader(out.splitlines())
-    assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-3/s0", "diverged", "")
+    first, second = json.loads(out)
+    assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-3/s0", "diverged", None)
     assert second["status"] == "damaged" and "damaged result file" in second["error"]
-    found = json.loads(run("cells", "mine", "--status", "ok", "--format", "json")[1])
+    found = json.loads(run("cells", "mine", "--status", "ok", "--json")[1])
     assert [(row["score"], row["seconds"], row["node"]) for row in found] == [(0.5, 2.0, "host"), (0.51, 2.0, "host")]
     assert "0.5100" in run("cells", "mine")[1]
-    assert json.loads(run("cells", "mine", "--status", "running", "--format", "json")[1]) == []
+    assert json.loads(run("cells", "mine", "--status", "running", "--json")[1]) == []
     for words, message in (
         (("--status", "done"), "unknown status 'done'"),
         (("--model", "c"), "unknown model 'c'"),
-        (("--format", "xml"), "unknown format 'xml'"),
     ):
         code, _, said = run("cells", "mine", *words)
         assert code == 2 and message in said
