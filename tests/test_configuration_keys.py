@@ -22,7 +22,7 @@ from mlmclm.plans.stages import SHAPE, history, study_fingerprint
 from mlmclm.storage.files import stable_hash
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
-from mlmclm.tasks.pins import check_pin
+from mlmclm.tasks.load import check_pin
 from mlmclm.tasks.prepared_task import prepared_key
 from mlmclm.tasks.settings import TaskSettings
 

@@ -6,7 +6,7 @@ The files form a results store (`sweeps.results_store`): each is complete or abs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -76,37 +76,22 @@ class Subject:
     earlier: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, name: str, folder: Path, scoring: Scoring) -> Subject:
-        """Read the hashes of a folder that `language_model.scoring_of` has chosen.
+    def of(cls, name: str, folder: Path, scoring: Scoring | Literal["embedding"]) -> Subject:
+        """Read the hashes of a folder whose sentence vectors are evaluated, or that `language_model.scoring_of` has chosen.
 
         The tokenizer's hash covers its file as it is: an exported tokenizer adds other special tokens than the corpus's (see
         `tokenizer_hash`), which changes scores.
         """
-        # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
-        settings = [_entry(folder / "tokenizer_config.json", name) for name in ("add_bos_token", "add_eos_token")]
-        settings.append(_entry(folder / "generation_config.json", "eos_token_id"))
-        tokenizer = stable_hash([*_tokenizer(folder), context_of(folder), settings])
-        return cls._hashed(name, folder, scoring, [tokenizer])
-
-    @classmethod
-    def of_sentences(cls, name: str, folder: Path) -> Subject:
-        """Read the hashes of a folder whose sentence vectors are evaluated, sentence-transformers' settings included."""
-        modules = folder / "modules.json"
-        parts = [module["path"] for module in read_json(modules)] if modules.is_file() else []
-        files = {folder / name for name in SENTENCE_FILES}
-        files |= {file for part in parts if part for file in (folder / part).rglob("*")}
-        of_bytes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
-        meta = {}
-        if VERSIONED in of_bytes:
-            content = read_json(folder / VERSIONED)
-            meta = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
-        config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
-        classes = config.get("architectures") or [""]
-        # Earlier results of decoders used the last token's vector. With this entry, results of mean pooling get other keys.
-        decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
-        pooled = {"pooling": "mean"} if decodes else {}
-        keys = (stable_hash([*_tokenizer(folder), hashes]) for hashes in (of_bytes | meta | pooled, of_bytes | pooled))
-        return cls._hashed(name, folder, "embedding", keys)
+        parts = [tokenizer_hash(folder), hash_file(folder / "tokenizer.json")]
+        if scoring == "embedding":
+            tokenizers = [stable_hash([*parts, hashes]) for hashes in _sentence_hashes(folder)]
+        else:
+            # Besides the tokenizer's file, these decide where texts begin and where generated ones end.
+            settings = [_entry(folder / "tokenizer_config.json", entry) for entry in ("add_bos_token", "add_eos_token")]
+            settings.append(_entry(folder / "generation_config.json", "eos_token_id"))
+            tokenizers = [stable_hash([*parts, context_of(folder), settings])]
+        first, *earlier = dict.fromkeys(product(weights_hashes(folder), tokenizers))
+        return cls(name, folder, scoring, *first, tuple(earlier))
 
     def bind(self) -> None:
         """Hash the folder's files again, before they are loaded, and let `compute_evaluation` check that they don't change.
@@ -120,19 +105,8 @@ class Subject:
         _loaded[self.folder] = files
 
     def _holds(self) -> bool:
-        if self.scoring == "embedding":
-            now = Subject.of_sentences(self.name, self.folder)
-        else:
-            now = Subject.of(self.name, self.folder, self.scoring)
+        now = Subject.of(self.name, self.folder, self.scoring)
         return (self.weights, self.tokenizer) in ((now.weights, now.tokenizer), *now.earlier)
-
-    @classmethod
-    def _hashed(
-        cls, name: str, folder: Path, scoring: Scoring | Literal["embedding"], tokenizers: Iterable[str]
-    ) -> Subject:
-        """Return the subject with these hashes of its tokenizer, of which the first is by the current definition."""
-        first, *earlier = dict.fromkeys(product(weights_hashes(folder), tokenizers))
-        return cls(name, folder, scoring, *first, tuple(earlier))
 
 
 _loaded: dict[Path, Unchanged] = {}
@@ -143,8 +117,23 @@ def _entry(file: Path, name: str) -> Any:
     return read_json(file).get(name) if file.is_file() else None
 
 
-def _tokenizer(folder: Path) -> list[str]:
-    return [tokenizer_hash(folder), hash_file(folder / "tokenizer.json")]
+def _sentence_hashes(folder: Path) -> list[dict[str, str]]:
+    """Return hashes of sentence-transformers' settings in a folder, by file: by the current definition, and by an earlier one."""
+    modules = folder / "modules.json"
+    parts = [module["path"] for module in read_json(modules)] if modules.is_file() else []
+    files = {folder / name for name in SENTENCE_FILES}
+    files |= {file for part in parts if part for file in (folder / part).rglob("*")}
+    of_bytes = {file.relative_to(folder).as_posix(): hash_file(file) for file in sorted(files) if file.is_file()}
+    meta = {}
+    if VERSIONED in of_bytes:
+        content = read_json(folder / VERSIONED)
+        meta = {VERSIONED: stable_hash({name: value for name, value in content.items() if name != "__version__"})}
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() and not parts else {}
+    classes = config.get("architectures") or [""]
+    # Earlier results of decoders used the last token's vector. With this entry, results of mean pooling get other keys.
+    decodes = classes[0].endswith("ForCausalLM") and config.get("is_causal", True)
+    pooled = {"pooling": "mean"} if decodes else {}
+    return [of_bytes | meta | pooled, of_bytes | pooled]
 
 
 class KeptEvaluations(Protocol):

@@ -5,19 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from mlmclm.corpora.notes import OBJECTIVE, UNTRAINED, read_notes
 from mlmclm.errors import UserError, one_line, unknown
-from mlmclm.evaluation.generation import generate_causal, generate_masked
-from mlmclm.evaluation.likelihoods import Likelihood, MaskedReading, Observer, causal_likelihoods, masked_likelihoods
-from mlmclm.evaluation.token_ids import ContinuationIds, Texts
+from mlmclm.evaluation.likelihoods import (
+    ContinuationIds,
+    Likelihood,
+    MaskedReading,
+    Observer,
+    causal_likelihoods,
+    generate_causal,
+    generate_masked,
+    masked_likelihoods,
+)
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.objectives.objective import parse_objective
 from mlmclm.storage.files import read_json
+from mlmclm.tasks.texts import special_tokens
 
 Scoring = Literal["causal", "masked", "mntp"]
 """How a token is predicted: from earlier tokens, from both sides at a mask, or from both sides one position before the mask."""
@@ -68,6 +82,43 @@ def _by_class(folder: Path, config: dict[str, Any]) -> Scoring:
         f"{folder}: config.json names the class {name or 'of no model'!r}, which predicts no tokens; zero-shot evaluation needs a causal "
         "or a masked language model."
     )
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A tokenizer, and the special tokens that it puts around a text."""
+
+    tokenizer: PreTrainedTokenizerFast
+    start: list[int]
+    end: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
+        """Read the special tokens from what the tokenizer puts around a text."""
+        return cls(tokenizer, *special_tokens(tokenizer))
+
+    def ids(self, text: str) -> list[int]:
+        """Return a text's tokens, without special ones around it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def pair(self, context: str, continuation: str) -> ContinuationIds:
+        """Tokenise context and continuation as one text, and divide it where the context alone ends.
+
+        Spaces at the end of the context count as the continuation's, because most tokenizers join a space to the word
+        after it. lm-evaluation-harness divides a text in the same way.
+
+        Raises:
+            UserError: the continuation has no token of its own.
+        """
+        spaces = context[len(context.rstrip()) :]
+        context, continuation = context.rstrip(), spaces + continuation
+        begin, joined = self.ids(context) if context else [], self.ids(context + continuation)
+        if len(joined) <= len(begin):
+            raise UserError(
+                f"the continuation {continuation[:80]!r} has no token of its own after {context[-80:]!r}; begin it with a space."
+            )
+        return ContinuationIds(begin, joined[len(begin) :])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 import mteb
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
+import pyarrow.compute
 from datasets import Dataset
 from mteb.abstasks import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -21,19 +22,24 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from mlmclm.errors import UserError, one_line
+from mlmclm.errors import UserError
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.models.folder import DEFAULT_KERNELS, check_finite, load_tokenizer, read_base
 from mlmclm.progress import say
 from mlmclm.results.chance import Chance
+from mlmclm.storage.data_files import read_table
 from mlmclm.storage.files import stable_hash
 from mlmclm.storage.unchanged import check_hashed, marked_hash
+from mlmclm.tasks.columns import Columns
+from mlmclm.tasks.declaration import Judged
+from mlmclm.tasks.declared_tasks import get_task
+from mlmclm.tasks.families.retrieval import read_judged
 from mlmclm.tasks.ndcg import constant_order, expected_ndcg, findable_grades, ndcg_at_10
 from mlmclm.tasks.search import BestDocuments
 
 PARTS = ("queries", "corpus", "qrels")
-"""Files of a local retrieval set, NAME.parquet, in the columns of BEIR's data sets on the Hub."""
+"""Files of a local retrieval set, NAME.parquet, in BEIR's columns, as in the task reqa_squad."""
 LARGEST_SCORE = 1_000_000
 """Largest judgement of a document. The evaluation allocates a table with an entry for each smaller value."""
 
@@ -148,38 +154,6 @@ def _of_hub(name: str) -> list[MtebTask]:
     return [MtebTask(task, stable_hash([task.metadata.dataset, list(task.hf_subsets)])) for task in tasks]
 
 
-def _checked(
-    folder: Path, texts: Mapping[str, Dataset], judged: Mapping[str, Mapping[str, int]]
-) -> dict[str, Mapping[str, int]]:
-    """Refuse a local set on which mteb would fail, or compute something that was not meant.
-
-    Return the judgements of its queries.
-    """
-    ids: dict[str, set[str]] = {}
-    for part, table in texts.items():
-        for row, (number, text) in enumerate(zip(table["id"], table["text"], strict=True)):
-            if not isinstance(text, str):
-                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: text {text!r} is not a string.")
-            if number in ids.setdefault(part, set()):
-                raise UserError(f"--mteb {folder}: {part}.parquet, row {row}: the _id {number!r} occurs twice.")
-            ids[part].add(number)
-    if not any(score for grades in judged.values() for score in grades.values()):
-        raise UserError(f"--mteb {folder}: qrels.parquet has no score above 0.")
-    evaluated = {query: grades for query, grades in judged.items() if query in ids.get("queries", ())}
-    relevant = [document for grades in evaluated.values() for document, score in grades.items() if score]
-    if not ids.get("corpus", set()).intersection(relevant):
-        raise UserError(
-            f"--mteb {folder}: no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet."
-        )
-    documents = {document for grades in evaluated.values() for document in grades} - ids["corpus"]
-    if documents or len(evaluated) < len(judged):
-        say(
-            f"--mteb {folder}: qrels.parquet judges {len(judged) - len(evaluated):,} absent queries, which are left out, and "
-            f"{len(documents):,} absent documents, which count as not retrieved."
-        )
-    return evaluated
-
-
 def _local(folder: Path) -> MtebTask:
     """Return the task of a folder with `queries.parquet`, `corpus.parquet` and `qrels.parquet`."""
     files = {part: folder / f"{part}.parquet" for part in PARTS}
@@ -187,35 +161,37 @@ def _local(folder: Path) -> MtebTask:
     if missing:
         raise UserError(f"--mteb {folder}: {', '.join(missing)} is missing; a retrieval set has {', '.join(PARTS)}.")
     hashed = {file: marked_hash(file) for file in files.values()}
+    name = folder.resolve().name
+    # A query of mteb's task finds the document of its id or not; `_own_documents` decides for all of them.
+    task = get_task("reqa_squad").model_copy(update={"name": name, "ignore_identical_ids": False})
     try:
-        texts = {}
-        for part in ("queries", "corpus"):
-            table = pq.read_table(files[part])
-            rows = {"id": [str(number) for number in table["_id"].to_pylist()]}
-            if "title" in table.column_names:
-                rows["title"] = [title or "" for title in table["title"].to_pylist()]
-            texts[part] = Dataset.from_dict({**rows, "text": table["text"].to_pylist()})
-        judged: dict[str, dict[str, int]] = {}
-        for row in pq.read_table(files["qrels"]).to_pylist():
-            if row["score"] != int(row["score"]) or row["score"] > LARGEST_SCORE:
-                raise ValueError(f"qrels: the score {row['score']} is no whole number up to {LARGEST_SCORE:,}")
-            query, document, score = str(row["query-id"]), str(row["corpus-id"]), max(0, int(row["score"]))
-            if judged.setdefault(query, {}).setdefault(document, score) != score:
-                raise ValueError(f"qrels: {document!r} has several scores for {query!r}")
-    except (KeyError, ValueError, TypeError, OverflowError, OSError) as error:
+        tables = {part: read_table(file) for part, file in files.items()}
+        judged = read_judged(
+            task, "test", Judged(), lambda part, split: Columns(task, split, tables[str(part)], str(files[str(part)]))
+        )
+        largest = pa.compute.max(judged.qrels["score"]).as_py()
+        if largest > LARGEST_SCORE:
+            raise UserError(f"qrels: the score {largest:g} is more than {LARGEST_SCORE:,}.")
+    except UserError as error:
         raise UserError(
-            f"--mteb {folder}: it cannot be read ({one_line(error, 200)}). queries and corpus have the columns _id and text (and title), "
+            f"--mteb {folder}: {error} queries and corpus have the columns _id and text (and title), "
             "qrels have query-id, corpus-id and score."
         ) from error
     for file, (mark, content) in hashed.items():
         check_hashed(file, mark, content)
-    qrels = _checked(folder, texts, judged)
+    texts = {part: Dataset(getattr(judged, part).combine_chunks()) for part in ("queries", "corpus")}
+    if "title" in tables["corpus"].column_names:
+        ids, titles = (tables["corpus"][column].to_pylist() for column in ("_id", "title"))
+        title_of = dict(zip(map(str, ids), titles, strict=True))
+        texts["corpus"] = texts["corpus"].add_column("title", [title_of[row] or "" for row in texts["corpus"]["id"]])
+    qrels: dict[str, dict[str, int]] = {}
+    for row in judged.qrels.to_pylist():
+        qrels.setdefault(row["query_id"], {})[row["corpus_id"]] = max(0, int(row["score"]))
     same = _own_documents(texts, qrels)
     if same:
         say(
             f"--mteb {folder}: {same:,} queries are documents of the corpus, by id and text, which they are not to find."
         )
-    name = folder.resolve().name
     split = {**texts, "relevant_docs": qrels, "top_ranked": None}
 
     class Local(AbsTaskRetrieval):

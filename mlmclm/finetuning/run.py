@@ -22,7 +22,6 @@ from mlmclm.backends.device_kinds import Device
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.batching import stream
 from mlmclm.finetuning.cell import Cell, cell_key
-from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import load_kept, write_kept
 from mlmclm.finetuning.loop import Trained, evaluate_splits, fine_tune
 from mlmclm.models.folder import check_length, load_encoder, weights_hashes
@@ -33,7 +32,7 @@ from mlmclm.storage.checksums import damage
 from mlmclm.storage.unchanged import Unchanged
 from mlmclm.system import provenance
 from mlmclm.tasks.prepare_task import find_or_prepare
-from mlmclm.tasks.prepared_task import PreparedTask
+from mlmclm.tasks.prepared_task import Linear, PreparedTask
 
 MODELS_KEPT = 2
 """Number of base models that a worker keeps in memory."""
@@ -42,6 +41,22 @@ MODELS_KEPT = 2
 def streams_of(seed: Seed) -> dict[str, int]:
     """Return the 63-bit seed of each random stream of a cell; each depends only on its own number in `seed`."""
     return {name: stream(number, name) for name, number in asdict(Seeds.of(seed)).items()}
+
+
+def fresh_layers(generator: torch.Generator, deviation: float = 0.02) -> Linear:
+    """Return a factory of linear layers with weights from N(0, deviation) and zero bias, drawn one after the other."""
+
+    def linear(inputs: int, outputs: int) -> nn.Linear:
+        # On the meta device the constructor's own initialisation draws nothing from torch's global generator.
+        with torch.device("meta"):
+            layer = nn.Linear(inputs, outputs)
+        layer.to_empty(device="cpu")
+        with torch.no_grad():
+            layer.weight.normal_(0.0, deviation, generator=generator)
+            layer.bias.zero_()
+        return layer
+
+    return linear
 
 
 def run_cell(cell: Cell, **options: Any) -> dict[str, Any]:

@@ -124,16 +124,16 @@ def read_task(
     reading = infer(raw["train"], overrides, files["train"])
     raw = _with_class_names(raw, names, reading)
     rows = {part: canonical(table, reading, files[part]) for part, table in raw.items()}
-    for part, part_rows in rows.items():
-        if not part_rows.table.num_rows:
+    for part, (table, left_out) in rows.items():
+        if not table.num_rows:
             raise UserError(
-                f"{files[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(part_rows.left_out)}."
+                f"{files[part]}: no row has all of {', '.join(reading.columns.values())}{_reasons(left_out)}."
             )
-    left = sum((Counter(part_rows.left_out) for part_rows in rows.values()), Counter[str]())
-    check_labels(rows["train"].table, reading.family, files["train"])
-    tables, repeated = _divided({part: part_rows.table for part, part_rows in rows.items()}, reading, files)
+    left = sum((left_out for _, left_out in rows.values()), Counter[str]())
+    check_labels(rows["train"][0], reading.family, files["train"])
+    tables, repeated = _divided({part: table for part, (table, _) in rows.items()}, reading, files)
     task = _declared(_name(files["train"]), files["train"], reading, tables)
-    facts = _facts(files, reading, tables, task, dict(left), repeated)
+    facts = _facts(files, reading, tables, task, left, repeated)
     file_task = FileTask(
         task, reading, tables, facts, (*reading.notes, *_gap_notes(reading, tables["train"]), *_rejected(raw["train"]))
     )

@@ -225,7 +225,9 @@ def evaluate(
     names = [name if shared.count(name) == 1 else source for name, source in zip(shared, models, strict=True)]
     subjects = [(Subject.of(name, *scored), harness_tasks) for name, scored in zip(names, scorings, strict=False)]
     if sentence_tasks:
-        sentences = (Subject.of_sentences(name, model.folder) for name, model in zip(names, sweep_models, strict=True))
+        sentences = (
+            Subject.of(name, model.folder, "embedding") for name, model in zip(names, sweep_models, strict=True)
+        )
         subjects += [(subject, sentence_tasks) for subject in sentences]
     results_store, failed = Evaluations(place.store), list[UserError]()
     results = [result for subject, tasks in subjects for result in _results(subject, tasks, results_store, failed)]

@@ -50,13 +50,9 @@ def plain_columns(table: pa.Table, where: object) -> pa.Table:
     while any(pa.types.is_struct(field.type) and not _is_answers(field.type) for field in table.schema):
         columns: dict[str, Any] = {}
         for field, column in zip(table.schema, table.columns, strict=True):
-            if not pa.types.is_struct(field.type) or _is_answers(field.type):
-                columns[field.name] = column
-                continue
-            parts = pa.table([column], names=["x"]).flatten()
-            columns |= {
-                f"{field.name}{name[1:]}": part for name, part in zip(parts.column_names, parts.columns, strict=True)
-            }
+            one = pa.table([column], names=[field.name])
+            parts = one if _is_answers(field.type) else one.flatten()
+            columns |= dict(zip(parts.column_names, parts.columns, strict=True))
         table = pa.table(columns)
     twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
     if twice:

@@ -271,23 +271,14 @@ def as_class_names(column: pa.Array | pa.ChunkedArray, names: Sequence[str]) -> 
     return pa.array(list(map(of, column.to_pylist())))
 
 
-def check_filled(task: Task, where: str, table: pa.Table) -> None:
-    """Raise UserError for a canonical table without rows or with a null.
-
-    `text_pair` may be null in a task without a second text.
-    """
+def check_filled(where: str, table: pa.Table, *, pairs: bool = True) -> None:
+    """Raise UserError for a canonical table without rows or with a null; `text_pair` may be null in a task without `pairs`."""
     if table.num_rows == 0:
         raise UserError(f"{where}: the split is empty.")
     for column in table.column_names:
-        if column != "text_pair" or task.pair_template:
-            check_no_nulls(where, table, column)
-
-
-def check_no_nulls(where: str, table: pa.Table, column: str) -> None:
-    """Raise UserError for a column that has a null."""
-    nulls = pyarrow.compute.is_null(table[column]).to_numpy()
-    if nulls.any():
-        raise UserError(f"{where}: row {int(nulls.argmax())}: {column} is null.")
+        nulls = pyarrow.compute.is_null(table[column]).to_numpy()
+        if nulls.any() and (pairs or column != "text_pair"):
+            raise UserError(f"{where}: row {int(nulls.argmax())}: {column} is null.")
 
 
 def check_in_range(where: str, what: str, labels: Array, rows: Array, names: tuple[str, ...]) -> None:

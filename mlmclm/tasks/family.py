@@ -133,7 +133,7 @@ class Family:
     def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
         """Return a table in canonical columns, checked."""
         table = pa.table({name: cls.column(columns, name, names) for name in cls.columns})
-        check_filled(columns.task, columns.where, table)
+        check_filled(columns.where, table, pairs=columns.task.pair_template is not None)
         cls.check(columns.task, columns.where, table, names)
         return table
 

@@ -34,6 +34,16 @@ PAIRS = (
 QUERY_NAMES = ("query", "anchor")
 POSITIVE_NAMES = ("positive", "positive_passage", "passage", "document", "pos")
 TOKEN_NAMES, TAG_NAMES = ("tokens", "words"), ("tags", "ner_tags", "pos_tags", "labels")
+NAMES_OF = {
+    "tokens": TOKEN_NAMES,
+    "tags": TAG_NAMES,
+    "question": ("question",),
+    "context": ("context", "passage"),
+    "answers": ("answers", "answer"),
+    "query": (*QUERY_NAMES, "question"),
+    "positive": POSITIVE_NAMES,
+}
+"""Canonical name of a column -> names by which it is recognised."""
 ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     CLASSES: (("text", "text_pair"), "label"),
     NUMBERS: (("text", "text_pair"), "label"),
@@ -44,6 +54,13 @@ ROLES: Mapping[str, tuple[tuple[str, ...], str | None]] = {
 """Family -> canonical names of the columns of text, and of the label."""
 _START = "answer_start"
 """The column, or the key within an answer, that holds the answer's position in the context."""
+_KIND_WORDS = {
+    "class": "classes",
+    "id": "ids",
+    "empty": "nothing",
+    "other": "neither text nor numbers",
+    "list": "lists",
+}
 _WRITTEN = re.compile(r"\s*[\[{]\s*(['\"]|-?\d+[\s,\]])")
 
 
@@ -102,13 +119,16 @@ def infer(table: pa.Table, overrides: Overrides, where: object) -> Reading:
         )
     columns = _Columns(kinds_of(table), overrides, str(where))
     family = overrides.family or columns.family()
-    chosen, notes = columns.of(family)
-    if overrides.family is None and family in (CLASSES, NUMBERS):
+    chosen, notes = columns.of(family), list[str]()
+    if "text_pair" in chosen and not overrides.text:
+        pair = f"{chosen['text']} and {chosen['text_pair']}"
+        notes.append(f"a row has two texts, {pair}. To take one: --text-column {chosen['text']}.")
+    if overrides.family is None and family == CLASSES:
         family, more = columns.by_label(chosen["label"])
-        notes = (*notes, *more)
+        notes += more
     used = {*chosen.values(), _START if family == ANSWERS else None}
     unused = tuple(name for name in table.column_names if name not in used)
-    return Reading(family, chosen, unused, notes)
+    return Reading(family, chosen, unused, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -127,17 +147,11 @@ class _Columns:
         answers = any(column.kind == "answers" for column in self.kinds.values()) or self._named(("answer", "answers"))
         if answers and self._named(("question",)) and self._named(("context", "passage")):
             return ANSWERS
-        if (
-            self._named(QUERY_NAMES)
-            and self._named(POSITIVE_NAMES)
-            and not self._named(LABEL_NAMES)
-            and self.overrides.label is None
-        ):
-            return SEARCH
-        return CLASSES
+        labelled = self._named(LABEL_NAMES) or self.overrides.label is not None
+        return SEARCH if self._named(QUERY_NAMES) and self._named(POSITIVE_NAMES) and not labelled else CLASSES
 
-    def of(self, family: str) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the columns of a family by canonical name, and notes."""
+    def of(self, family: str) -> dict[str, str]:
+        """Return the columns of a family by canonical name."""
         texts, label = ROLES[family]
         if len(self.overrides.text) > len(texts):
             raise UserError(f"--text-column: {family} has at most {len(texts)} columns of text ({', '.join(texts)}).")
@@ -145,44 +159,34 @@ class _Columns:
             raise UserError(f"--label-column: {family} has no column of labels; leave it out.")
         if family in (CLASSES, NUMBERS):
             chosen = self.overrides.label or self._label()
-            filled = dict(zip(texts, self.overrides.text or self._texts(chosen), strict=False))
-            return {**filled, "label": chosen}, self._pair_note(filled)
-        names = {
-            TAGS: (TOKEN_NAMES, TAG_NAMES),
-            ANSWERS: (("question",), ("context", "passage"), ("answers", "answer")),
-            SEARCH: ((*QUERY_NAMES, "question"), POSITIVE_NAMES),
-        }[family]
+            return {**dict(zip(texts, self.overrides.text or self._texts(chosen), strict=False)), "label": chosen}
         roles = (*texts, *((label,) if label else ()))
-        wanted = dict(zip(texts, self.overrides.text, strict=False)) | (
-            {label: self.overrides.label} if label and self.overrides.label else {}
-        )
-        filled = {
-            role: wanted.get(role) or self._one(role, tried, roles) for role, tried in zip(roles, names, strict=True)
-        }
+        wanted: dict[str | None, str | None] = {**dict(zip(texts, self.overrides.text, strict=False))}
+        wanted[label] = self.overrides.label
+        filled = {role: wanted.get(role) or self._one(role, roles) for role in roles}
         if len(set(filled.values())) < len(filled):
             raise UserError(
                 f"{self.where}: one column cannot be two of {', '.join(roles)} (got {', '.join(filled.values())})."
             )
-        return filled, ()
+        return filled
 
-    def by_label(self, name: str) -> tuple[str, tuple[str, ...]]:
+    def by_label(self, name: str) -> tuple[str, list[str]]:
         """Return the family that a column of labels suggests, and notes."""
         label = self.kinds[name]
         if label.kind == "number":
-            return NUMBERS, (f"{name} is a number to predict. If its values are classes: --family {CLASSES}.",)
+            return NUMBERS, [f"{name} is a number to predict. If its values are classes: --family {CLASSES}."]
         if label.kind == "class" and label.whole and label.different > 2:
-            return CLASSES, (
-                f"the {label.different} numbers in {name} are classes. To predict the number: --family {NUMBERS}.",
-            )
-        return CLASSES, ()
+            numbers = f"the {label.different} numbers in {name} are classes"
+            return CLASSES, [f"{numbers}. To predict the number: --family {NUMBERS}."]
+        return CLASSES, []
 
     def _named(self, names: Sequence[str]) -> list[str]:
         """Return the columns with one of these names that aren't empty, in the order of the names."""
         lower = {name.lower(): name for name, column in self.kinds.items() if column.kind != "empty"}
         return [lower[name] for name in names if name in lower]
 
-    def _one(self, role: str, names: Sequence[str], roles: Sequence[str]) -> str:
-        named = self._named(names)
+    def _one(self, role: str, roles: Sequence[str]) -> str:
+        named = self._named(NAMES_OF[role])
         if len(named) != 1:
             option = (
                 "--label-column" if role in ("tags", "answers") else f"--text-column (in the order {', '.join(roles)})"
@@ -226,40 +230,15 @@ class _Columns:
             f"{self.where}: {what}. {self._listing()} Choose with --text-column, which may be given twice for two texts."
         )
 
-    def _pair_note(self, columns: Mapping[str, str]) -> tuple[str, ...]:
-        if "text_pair" not in columns or self.overrides.text:
-            return ()
-        return (
-            f"a row has two texts, {columns['text']} and {columns['text_pair']}. To take one: --text-column {columns['text']}.",
-        )
-
     def _listing(self) -> str:
-        words = {
-            "class": "classes",
-            "id": "ids",
-            "empty": "nothing",
-            "other": "neither text nor numbers",
-            "list": "lists",
-        }
-        listed = ", ".join(f"{name} ({words.get(column.kind, column.kind)})" for name, column in self.kinds.items())
-        return f"Its columns: {listed}."
+        listed = (f"{name} ({_KIND_WORDS.get(column.kind, column.kind)})" for name, column in self.kinds.items())
+        return f"Its columns: {', '.join(listed)}."
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A file's rows in the family's canonical columns.
+def canonical(table: pa.Table, reading: Reading, where: object) -> tuple[pa.Table, Counter[str]]:
+    """Return the rows of a table in the family's canonical columns, and how many are left out, by reason.
 
-    Attributes:
-        table: labels and tags are text, so that class numbers need not start at 0.
-        left_out: reason for leaving rows out -> number of such rows.
-    """
-
-    table: pa.Table
-    left_out: Mapping[str, int]
-
-
-def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
-    """Return the rows of a table as the task's family reads them.
+    Labels and tags are text, so that class numbers need not start at 0.
 
     Raises:
         UserError: a column is missing, or a value isn't allowed in its column; the message names column and row.
@@ -268,13 +247,8 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
         if name not in table.column_names:
             raise unknown("column", name, table.column_names, where=str(where))
     columns = {role: table[name].to_pylist() for role, name in reading.columns.items()}
-    read: Mapping[str, Callable[[str, Any], Any]] = {
-        CLASSES: lambda role, value: _label(value) if role == "label" else _text(value),
-        NUMBERS: lambda role, value: _number(value) if role == "label" else _text(value),
-        TAGS: lambda role, value: _words(value),
-        ANSWERS: lambda role, value: _answers(value) if role == "answers" else _text(value),
-        SEARCH: lambda role, value: _text(value),
-    }
+    label = _number if reading.family == NUMBERS else _label
+    read: Mapping[str, Callable[[Any], Any]] = {"label": label, "tokens": _words, "tags": _words, "answers": _answers}
     kept: list[dict[str, Any]] = []
     left: Counter[str] = Counter()
     for number in range(table.num_rows):
@@ -283,23 +257,26 @@ def canonical(table: pa.Table, reading: Reading, where: object) -> Rows:
             value = values[number]
             if role == "label" and isinstance(value, list) and len(value) == 1:
                 value = value[0]
-            if _nothing(value):
+            if value == [] or (not isinstance(value, list | dict) and missing(value)):
                 left[f"without {reading.columns[role]}"] += 1
                 break
             if role == "answers" and _START in table.column_names and not isinstance(value, dict):
                 value = {"text": value, _START: table[_START][number].as_py()}
             try:
-                row[role] = read[reading.family](role, value)
+                row[role] = read.get(role, _text)(value)
             except ValueError as error:
                 place = f"{where}: column {reading.columns[role]!r}, row {number + 1}"
                 raise UserError(f"{place}: {error} (got {clipped(str(value), 60)!r}).") from error
         else:
-            why = _unfit(reading.family, row)
+            if reading.family == TAGS and len(row["tokens"]) != len(row["tags"]):
+                counts = f"{len(row['tokens'])} words have {len(row['tags'])} tags"
+                raise UserError(f"{where}: {counts} in {clipped(' '.join(row['tokens']), 60)!r}; every word needs one.")
+            why = _unfit(row) if reading.family == ANSWERS else None
             left.update([why] if why else [])
             kept += [] if why else [row]
-    if reading.family == TAGS:
-        _check_lengths(kept, where)
-    return Rows(pa.Table.from_pylist(kept, schema=_schema(reading)), dict(left))
+    kinds = {**FAMILIES[reading.family].columns, "label": pa.float64() if reading.family == NUMBERS else pa.string()}
+    kinds |= {"tags": pa.list_(pa.string()), "tokens": pa.list_(pa.string())}
+    return pa.Table.from_pylist(kept, schema=pa.schema([(role, kinds[role]) for role in reading.columns])), left
 
 
 def check_labels(table: pa.Table, family: str, where: object) -> None:
@@ -320,12 +297,6 @@ def check_labels(table: pa.Table, family: str, where: object) -> None:
             f"{where}: the label has {len(counts):,} different values in {table.num_rows:,} rows, which are no classes; choose another column with "
             f"--label-column, or --family {NUMBERS} for numbers."
         )
-
-
-def _nothing(value: object) -> bool:
-    if isinstance(value, dict):
-        return False
-    return missing(value) if not isinstance(value, list) else not value
 
 
 def _text(value: object) -> str:
@@ -379,10 +350,8 @@ def _answers(value: object) -> dict[str, list[Any]]:
     return {"text": texts, _START: places if len(places) == len(texts) else [-1] * len(texts)}
 
 
-def _unfit(family: str, row: dict[str, Any]) -> str | None:
-    """Return why a row can't be used, else None. An answer without a position gets that of its first occurrence in the context."""
-    if family != ANSWERS:
-        return None
+def _unfit(row: dict[str, Any]) -> str | None:
+    """Return why a question can't be used, else None. An answer without a position gets that of its first occurrence in the context."""
     texts, starts = row["answers"]["text"], row["answers"][_START]
     if not any(text.strip() for text in texts):
         return "without an answer"
@@ -391,17 +360,3 @@ def _unfit(family: str, row: dict[str, Any]) -> str | None:
         return "whose answer is not in the context"
     row["answers"] = {"text": texts, _START: places}
     return None
-
-
-def _check_lengths(rows: Sequence[Mapping[str, Any]], where: object) -> None:
-    for row in rows:
-        if len(row["tokens"]) != len(row["tags"]):
-            raise UserError(
-                f"{where}: {len(row['tokens'])} words have {len(row['tags'])} tags in {clipped(' '.join(row['tokens']), 60)!r}; every word needs one."
-            )
-
-
-def _schema(reading: Reading) -> pa.Schema:
-    kinds = {**FAMILIES[reading.family].columns, "label": pa.float64() if reading.family == NUMBERS else pa.string()}
-    kinds |= {"tags": pa.list_(pa.string()), "tokens": pa.list_(pa.string())}
-    return pa.schema([(role, kinds[role]) for role in reading.columns])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,17 @@ import pyarrow.compute
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.process_map import Progress
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.results.measures import Array
-from mlmclm.storage.files import canonical_json
+from mlmclm.storage.addresses import is_local, send_file
+from mlmclm.storage.checksums import read_sealed, write_sealed
+from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.tasks.columns import TaskData, check_labels_seen
-from mlmclm.tasks.declaration import Judged, Task
+from mlmclm.tasks.declaration import Judged, SourceTable, Task
 from mlmclm.tasks.family import Read
-from mlmclm.tasks.pins import check_pin
 from mlmclm.tasks.splits import reader
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Progress | None = None) -> TaskData:
@@ -121,3 +128,41 @@ def _fingerprint(task: Task, names: tuple[str, ...], tables: list[pa.Table]) -> 
         for start in range(0, table.num_rows, 8192):
             digest.update(canonical_json(table.slice(start, 8192).to_pydict()).encode())
     return digest.hexdigest()
+
+
+def check_pin(task: Task, fingerprint: str, store: Path) -> None:
+    """Record the fingerprint of data that come from a branch, or raise UserError if the store first read other data.
+
+    A commit is fixed, but a branch of the Hub can move, which would change the data under the task's cells. The file is
+    `task-data/NAME-DECLARATION.json`, with the fingerprint and the date of the first reading.
+    """
+    branches = list(dict.fromkeys(name for name in _revisions(task) if _COMMIT.fullmatch(name) is None))
+    if not branches:
+        return
+    # Another declaration of the same name may have different data.
+    where = stable_hash(task.keyed(Role.SOURCE))[:12]
+    path = store / "task-data" / f"{task.name}-{where}.json"
+    if not is_local(path):
+        with suppress(EnvironmentFault):  # this user may have read-only access to the store
+            write_sealed(path, {"fingerprint": fingerprint, "read": f"{datetime.now(UTC):%Y-%m-%d}"})
+            send_file(path)
+        return
+    pinned = read_sealed(path, "Delete it to accept the current data.")
+    if pinned["fingerprint"] != fingerprint:
+        raise UserError(
+            f"task {task.name}: the data at {task.source} (revision {', '.join(branches)}) have changed since this store first read "
+            f"them on {pinned['read']}: their fingerprint was {pinned['fingerprint'][:12]} and is {fingerprint[:12]} now. To keep the "
+            f"earlier data, put a local copy of them under --data, or a commit into the task's 'revision'. To accept the current data, delete {path}: "
+            "the task's cells are then computed again."
+        )
+
+
+def _revisions(task: Task) -> Iterator[str]:
+    """Yield the revision of every table that the task reads; the Hub's default branch is main."""
+    splits = task.splits
+    for split in (splits.train, splits.validation, splits.test):
+        for part in (split.queries, split.corpus, split.qrels) if isinstance(split, Judged) else (split,):
+            if isinstance(part, SourceTable):
+                yield part.revision or (task.revision if part.source is None else None) or "main"
+            elif part is not None:
+                yield task.revision or "main"

@@ -11,10 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from mlmclm.errors import UserError
-from mlmclm.evaluation.generation import before_stop
 from mlmclm.evaluation.language_model import LanguageModel, text_windows
-from mlmclm.evaluation.likelihoods import MaskedReading, causal_likelihoods, length_batches, masked_likelihoods
-from mlmclm.evaluation.token_ids import ContinuationIds
+from mlmclm.evaluation.likelihoods import (
+    ContinuationIds,
+    MaskedReading,
+    before_stop,
+    causal_likelihoods,
+    length_batches,
+    masked_likelihoods,
+)
 from mlmclm.models.exported_folder import export_folder
 from small_models import save_framed_model, save_small_decoder, save_small_model
 

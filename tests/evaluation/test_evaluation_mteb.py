@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.cli.main import main
+from mlmclm.errors import UserError
 from mlmclm.storage.files import read_json, write_json
 from small_models import save_framed_model, save_small_decoder, write_retrieval
 from tokenizer_kinds import KINDS
@@ -112,54 +114,47 @@ def test_a_task_that_fails_keeps_no_other_from_being_scored(
 
 
 JUDGED = {"query-id": "q", "corpus-id": "d", "score": 1}
+GOOD = {
+    "queries": [{"_id": "q", "text": "Anna"}],
+    "corpus": [{"_id": "d", "title": None, "text": "Berta"}, {"_id": "e", "title": "Norway", "text": "Oslo"}],
+    "qrels": [JUDGED],
+}
 
 
-def test_a_local_set_that_would_be_scored_wrongly_is_refused(
-    tmp_path: Path, evaluate: Callable[..., tuple[int, str, str]]
-) -> None:
-    folder = save_model(tmp_path / "model")
-    good = {
-        "queries": [{"_id": "q", "text": "Anna"}],
-        "corpus": [{"_id": "d", "text": "Berta"}, {"_id": "e", "text": "Oslo"}],
-        "qrels": [JUDGED],
-    }
-    for number, (part, rows, message) in enumerate(
+def write_set(folder: Path, **changes: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, rows in (GOOD | changes).items():
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "message"),
+    [
+        ("corpus", [{"_id": "d", "text": None}], "test corpus: row 0: text is null"),
+        ("queries", [{"_id": "q", "text": 3}], r"queries.parquet\): the column 'text' holds int64, not text"),
+        ("corpus", [{"_id": "d", "text": text} for text in "xy"], "the id 'd' occurs twice"),
+        ("qrels", [JUDGED | {"score": 0}], "no document is judged relevant"),
+        ("qrels", [JUDGED, JUDGED | {"score": 0}], "the document 'd' has several scores for the query 'q'"),
+        ("qrels", [JUDGED | {"score": math.inf}], "the score inf is more than 1,000,000"),
+        ("qrels", [JUDGED | {"corpus-id": "x"}], "no corpus_id of a relevant document is in corpus, such as 'x'"),
+        ("qrels", [JUDGED | {"query-id": "p"}], "no query_id of a relevant document is in queries, such as 'p'"),
+        ("qrels", [JUDGED | {"score": 0.5}], "scores must be whole numbers"),
         (
-            ("corpus", [{"_id": "d", "text": None}], "corpus.parquet, row 0: text None is not a string"),
-            ("queries", [{"_id": "q", "text": 3}], "queries.parquet, row 0: text 3 is not a string"),
-            ("corpus", [{"_id": "d", "text": "x"}] * 2, "corpus.parquet, row 1: the _id 'd' occurs twice"),
-            ("qrels", [], "qrels.parquet has no score above 0"),
-            ("qrels", [JUDGED | {"score": 0}], "qrels.parquet has no score above 0"),
-            ("qrels", [JUDGED, JUDGED | {"score": 0}], "'d' has several scores for 'q'"),
-            ("qrels", [JUDGED | {"score": math.inf}], "cannot convert float infinity"),
-            (
-                "qrels",
-                [JUDGED | {"corpus-id": "x"}],
-                "no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet",
-            ),
-            (
-                "qrels",
-                [JUDGED | {"query-id": "p"}],
-                "no query of qrels.parquet has a document that is judged relevant and is in corpus.parquet",
-            ),
-            ("qrels", [JUDGED | {"score": 0.5}], "the score 0.5 is no whole number"),
-            ("qrels", [JUDGED | {"score": 1_000_001}], "the score 1000001 is no whole number up to 1,000,000"),
-        )
-    ):
-        data = tmp_path / str(number)
-        data.mkdir()
-        for name, own in (good | {part: rows}).items():
-            schema = pa.schema([("query-id", pa.string()), ("corpus-id", pa.string()), ("score", pa.int64())])
-            pq.write_table(pa.Table.from_pylist(own, None if own else schema), data / f"{name}.parquet")
-        code, _, errors = evaluate(folder, "--mteb", data)
-        assert code == 2 and message in errors, errors
-    pq.write_table(pa.Table.from_pylist([JUDGED]), data / "qrels.parquet")
-    untitled = [{"_id": "d", "title": None, "text": "Berta"}, {"_id": "e", "title": "Norway", "text": "Oslo"}]
-    pq.write_table(pa.Table.from_pylist(untitled), data / "corpus.parquet")
-    code, output, errors = evaluate(folder, "--mteb", data, "--json")
-    assert code == 0 and json.loads(output)["results"][0]["metrics"]["ndcg_at_10"]["score"] > 0, errors
-    code, _, errors = evaluate(folder, "--mteb", data, "--limit", "3")
-    assert code == 2 and "--limit belongs to --task; Winogender and mteb's tasks are evaluated whole" in errors
+            "qrels",
+            [{"query-id": "q", "doc": "d", "score": 1}],
+            r"'corpus-id' is missing.* have the columns _id and text",
+        ),
+    ],
+)
+def test_a_local_set_that_would_be_scored_wrongly_is_refused(
+    tmp_path: Path, part: str, rows: list[dict[str, Any]], message: str
+) -> None:
+    from mlmclm.evaluation.mteb_tasks import load_mteb
+
+    folder = write_set(tmp_path / "my_set", **{part: rows})
+    with pytest.raises(UserError, match=f"--mteb {folder}: task my_set, .*{message}|--mteb {folder}: qrels: {message}"):
+        load_mteb([str(folder)])
 
 
 def save_model(folder: Path) -> Path:
@@ -196,20 +191,22 @@ def test_a_transformers_folder_embeds_a_text_as_the_mean_over_the_tokens_of_toke
 
 
 def test_mistakes_are_said(tmp_path: Path, evaluate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_model(tmp_path / "model")
-    (tmp_path / "empty").mkdir()
     import datasets
 
+    folder, (data, empty) = save_model(tmp_path / "model"), (write_set(tmp_path / "set"), tmp_path / "empty")
+    empty.mkdir()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    for name, message in (
-        ("SciFat", "no folder, and no task or benchmark of mteb"),
-        ("SciFat", "Did you mean: 'SciFact'?"),
-        ("SciFact", "its data set mteb/scifact cannot be loaded"),
-        ("SciFact", f"the cache {tmp_path / 'datasets' / 'mteb___scifact'}, which is missing"),
-        (tmp_path / "empty", "queries.parquet, corpus.parquet, qrels.parquet is missing"),
+    for words, message in (
+        (["SciFat"], r"no folder, and no task or benchmark of mteb .*Did you mean: 'SciFact'\?"),
+        (
+            ["SciFact"],
+            f"its data set mteb/scifact cannot be loaded.*the cache {tmp_path}/datasets/mteb___scifact, which is missing",
+        ),
+        ([empty], "queries.parquet, corpus.parquet, qrels.parquet is missing"),
+        ([data, "--limit", "3"], "--limit belongs to --task; Winogender and mteb's tasks are evaluated whole"),
     ):
-        code, _, errors = evaluate(folder, "--mteb", name)
-        assert code == 2 and message in errors, errors
+        code, _, errors = evaluate(folder, "--mteb", *words)
+        assert code == 2 and re.search(message, errors), errors
     monkeypatch.setattr("mlmclm.evaluation.zero_shot_config.find_spec", lambda name: None)
     code, _, errors = evaluate(folder, "--mteb", "SciFact")
     assert code == 2 and "--mteb needs mteb and sentence_transformers: pip install 'mlmclm[evaluation]'" in errors

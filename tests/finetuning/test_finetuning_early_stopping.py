@@ -13,11 +13,9 @@ import torch
 from mlmclm import versions
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
-from mlmclm.finetuning.early_stopping import BestWeights
-from mlmclm.finetuning.fresh_layers import fresh_layers
-from mlmclm.finetuning.loop import evaluate_splits
+from mlmclm.finetuning.loop import BestWeights, evaluate_splits
 from mlmclm.finetuning.protocol import Protocol
-from mlmclm.finetuning.run import run_cell
+from mlmclm.finetuning.run import fresh_layers, run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainings import work_of

@@ -29,9 +29,9 @@ from transformers import (
 )
 
 from mlmclm.finetuning.forward import forward
-from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.loop import evaluate_splits
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import fresh_layers
 from mlmclm.models.attention import use_attention
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import Batch, PreparedTask

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mlmclm.backends.packing import Packing
 from mlmclm.finetuning.batching import training_rows
-from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.protocol import Protocol
+from mlmclm.finetuning.run import fresh_layers
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_encoder
 from mlmclm.tasks.prepare_task import prepare_task

@@ -19,7 +19,7 @@ from mlmclm.corpora.mixes import Mix
 from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.errors import UserError
-from mlmclm.evaluation.token_ids import Texts
+from mlmclm.evaluation.language_model import Texts
 from mlmclm.models.build import build_model
 from mlmclm.models.sizes import SIZES
 from mlmclm.plans.names import parse_name

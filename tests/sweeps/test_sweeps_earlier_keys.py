@@ -128,7 +128,7 @@ def test_scores_without_training_are_found_under_earlier_hashes(tmp_path: Path) 
         name, fingerprint = "t", "f"
 
     task: Any = Task()
-    for subject in (Subject.of("m", folder, "causal"), Subject.of_sentences("m", folder)):
+    for subject in (Subject.of("m", folder, "causal"), Subject.of("m", folder, "embedding")):
         assert filed_as(subject, task, results_store) == subject and subject.earlier
         for weights, tokenizer in subject.earlier:
             old = replace(subject, weights=weights, tokenizer=tokenizer)
@@ -146,10 +146,10 @@ def test_the_versions_that_wrote_an_encoder_of_sentences_are_in_no_key(tmp_path:
     for version in ("5.23.0", "5.24.0"):
         content = {"prompts": {}, "__version__": {"sentence_transformers": "6.2.0", "transformers": version}}
         write_json(folder / "config_sentence_transformers.json", content)
-        found.append(Subject.of_sentences("m", written_by(folder, version)))
+        found.append(Subject.of("m", written_by(folder, version), "embedding"))
     assert (found[0].weights, found[0].tokenizer) == (found[1].weights, found[1].tokenizer)
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: "}})
-    assert Subject.of_sentences("m", folder).tokenizer != found[0].tokenizer
+    assert Subject.of("m", folder, "embedding").tokenizer != found[0].tokenizer
 
 
 def test_a_store_keeps_to_the_hash_by_which_it_knows_a_given_model(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from safetensors.torch import load_file
 import mlmclm.sweeps.run_layers
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
-from mlmclm.finetuning.fresh_layers import fresh_layers
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, KeptEncoder
 from mlmclm.finetuning.loop import evaluate_splits
-from mlmclm.finetuning.run import keep_encoder, run_cell, streams_of
+from mlmclm.finetuning.run import fresh_layers, keep_encoder, run_cell, streams_of
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json

@@ -16,7 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say_once
 from mlmclm.results.examples import GROUP
 from mlmclm.results.measures import Array
-from mlmclm.tasks.columns import Columns, TaskData, check_no_nulls
+from mlmclm.tasks.columns import Columns, TaskData, check_filled
 from mlmclm.tasks.declaration import Judged, Task
 from mlmclm.tasks.family import Family, Read, limited, subset
 from mlmclm.tasks.ndcg import (
@@ -252,12 +252,14 @@ class Retrieval(Family):
     def training_source(cls, task: Task, read: Read) -> Columns:
         source = task.splits.train
         return (
-            _pairs(task, _judged(task, "train", source, read)) if isinstance(source, Judged) else read(source, "train")
+            _pairs(task, read_judged(task, "train", source, read))
+            if isinstance(source, Judged)
+            else read(source, "train")
         )
 
     @classmethod
     def evaluation(cls, task: Task, split: str, source: Any, read: Read, names: tuple[str, ...]) -> RetrievalSet:
-        return _judged(task, split, source, read)
+        return read_judged(task, split, source, read)
 
     @classmethod
     def table(cls, columns: Columns, names: tuple[str, ...]) -> pa.Table:
@@ -347,7 +349,9 @@ class Retrieval(Family):
             )
             is_query = [True] * kept.queries.num_rows + [False] * kept.corpus.num_rows
             names = pa.chunked_array([*kept.queries["id"].chunks, *kept.corpus["id"].chunks], pa.string())
-            extra = {OWN: [*kept.queries[OWN].to_pylist(), *[False] * kept.corpus.num_rows]} if _has_own(kept) else {}
+            extra = {}
+            if OWN in kept.queries.column_names:
+                extra = {OWN: [*kept.queries[OWN].to_pylist(), *[False] * kept.corpus.num_rows]}
             tables[split] = pa.table(
                 {"input_ids": sequences, "id": names.combine_chunks(), "is_query": is_query, **extra}
             )
@@ -357,10 +361,6 @@ class Retrieval(Family):
     @classmethod
     def scores(cls, examples: Examples, classes: int) -> dict[str, float]:
         return means(examples)
-
-
-def _has_own(judged: RetrievalSet) -> bool:
-    return OWN in judged.queries.column_names
 
 
 def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
@@ -386,8 +386,8 @@ def _limit(judged: RetrievalSet, settings: TaskSettings) -> RetrievalSet:
     return RetrievalSet(queries, corpus, qrels)
 
 
-def _judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
-    """Read a retrieval set and check it."""
+def read_judged(task: Task, split: str, source: Judged, read: Read) -> RetrievalSet:
+    """Read a retrieval set and check it. Raises UserError, whose message names the table."""
 
     def table(part: str, *names: str) -> tuple[Columns, pa.Table]:
         columns = read(getattr(source, part), f"{split} {part}")
@@ -489,11 +489,7 @@ def _once(where: str, texts: pa.Table) -> pa.Table:
 def _check(where: str, judged: RetrievalSet) -> None:
     """Raise UserError for an empty table, a null, an invalid score, or two scores of one pair."""
     for part in ("queries", "corpus", "qrels"):
-        table = getattr(judged, part)
-        if table.num_rows == 0:
-            raise UserError(f"{where}: {part} is empty.")
-        for column in table.column_names:
-            check_no_nulls(f"{where} {part}", table, column)
+        check_filled(f"{where} {part}", getattr(judged, part))
     score = judged.qrels["score"].to_numpy()
     if not (score > 0).any():
         raise UserError(f"{where} qrels: no document is judged relevant (score above 0).")
