@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import math
 import random
@@ -225,36 +223,6 @@ def test_another_store_or_other_data_make_another_search_space(place: Path, tmp_
     assert len({key("a", place / "data"), key("b", place / "data"), key("a", tmp_path / "data")}) == 3
 
 
-def test_a_changed_entry_makes_another_search_space(place: Path, tmp_path: Path) -> None:
-    def key(**changes: Any) -> str:
-        (found,) = (axes(place, tmp_path) | changes)[SWEEP]
-        return str(found)
-
-    def rates(most: float) -> Any:
-        return tune.loguniform(1e-4, most)
-
-    keys = [
-        key(learning_rate=rates(1e-2)),
-        key(learning_rate=rates(1e-1)),
-        key(learning_rate=tune.uniform(1e-4, 1e-2)),
-        key(learning_rate=tune.grid_search([1e-4, 1e-2])),
-        key(epochs=tune.choice([1, 2])),
-        key(epochs=tune.choice(["1", "2"])),
-        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))),
-        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-1))),
-        key(seed=0),
-        key(),
-    ]
-    assert key(learning_rate=rates(1e-2)) == keys[0] and len(set(keys)) == len(keys)
-    assert key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))) == keys[6], "not by its address"
-    # This module uses runpy, so no key can be made of its functions.
-    assert key(learning_rate=tune.sample_from(rates)) != key(learning_rate=tune.sample_from(rates))
-    space, other = axes(place, tmp_path), axes(place, tmp_path)
-    space |= {"seed": 0}
-    other["seed"] = 0
-    assert [*space[SWEEP]] == [*other[SWEEP]] == [*copy.deepcopy(other)[SWEEP]] == [keys[-2]]
-
-
 def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
     space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
     with pytest.raises(UserError, match=r"A trial needs 3 CPU on one node.*it has 2 CPUs.*cpus_per_cell"):
@@ -367,13 +335,12 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
 
 @pytest.mark.slow
 def test_a_restored_tuner_refuses_another_search_space(cluster: None, place: Path, tmp_path: Path) -> None:
-    space = axes(place, tmp_path / "store") | {"learning_rate": 1e-2, "seed": 0}
+    space = {**axes(place, tmp_path / "store"), "learning_rate": 1e-2, "seed": 0}
     assert not tune.Tuner(Finetune, param_space=space, run_config=run_config(tmp_path / "ray")).fit().errors
     where: dict[str, Any] = {"store": tmp_path / "store", "data": place / "data", "report_every": 6}
     other = param_space(SPACE | {"seeds": [0, 1, 2]}, [str(place / "model")], **where)
-    for each in (other, space | {"seed": 1}):
-        with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
-            tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=each)
+    with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
+        tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=other)
 
 
 @pytest.mark.slow

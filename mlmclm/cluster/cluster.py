@@ -165,22 +165,7 @@ def _growth() -> Growth | None:
 
 
 def growth_on_head(gcs_address: str) -> Growth | None:
-    """Implement `_growth` on the head node.
-
-    The limits are in Ray's record of the cluster's configuration, if it has been stored there, or else in the file
-    given to the head's monitor process (`ray start --autoscaling-config`).
-    """
-    import ray
-
-    recorded = ray._private.state.state.get_cluster_config()
-    if recorded is not None and recorded.node_group_configs:
-        return Growth(
-            tuple(
-                # A negative count means no limit.
-                NodeType(group.name, dict(group.resources), math.inf if group.max_count < 0 else group.max_count)
-                for group in recorded.node_group_configs
-            )
-        )
+    """Implement `_growth` on the head node, from the file given to its monitor process (`ray start --autoscaling-config`)."""
     monitor = _monitor(gcs_address)
     if monitor is None:  # a private cluster has no autoscaler; on Kubernetes it runs in its own container
         return Growth() if gcs_address.startswith("127.") else None

@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -80,6 +79,10 @@ class RaySession:
     folder: Path | None = None
 
 
+_opened: list[RaySession] = []
+"""The session that this process has opened, while it is open."""
+
+
 @contextmanager
 def ray_session(
     store: Path,
@@ -120,7 +123,7 @@ def ray_session(
     import ray
 
     if ray.is_initialized():
-        yield RaySession(ray.get_runtime_context().gcs_address, _dashboard(), local=False)
+        yield RaySession(ray.get_runtime_context().gcs_address, _opened[0].dashboard if _opened else None, local=False)
         return
     common: dict[str, Any] = {
         "runtime_env": runtime_environment(_job_environment()),
@@ -130,10 +133,11 @@ def ray_session(
     with ExitStack() as stack:
         token_file: Path | None = None
         folder: Path | None = None
+        dashboard_url: str | None = None
         if address:
             check_cluster(address)
             with environment({ADDRESS: address}):  # Ray uses this variable if the address is `auto`
-                _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
+                dashboard_url = _connect({"address": address, **common}, f"The Ray cluster at {address} cannot be used")
         else:
             token_file = _own_token(store, token)
             # Ray's own processes have a TMPDIR that is removed with the cluster; caches of compiled code must outlive it.
@@ -150,18 +154,22 @@ def ray_session(
             }
 
             def start(**further: Any) -> None:
+                nonlocal dashboard_url
                 with private_cluster_settings(for_jobs=for_jobs), environment({ADDRESS: None}):
-                    _connect(arguments | further, "Ray cannot be started on this machine")
+                    dashboard_url = _connect(arguments | further, "Ray cannot be started on this machine")
 
             folder = stack.enter_context(private_cluster(store, start))
         stack.callback(ray.shutdown)
-        stack.enter_context(explain_ray_failures())
         gcs_address = ray.get_runtime_context().gcs_address
+        session = RaySession(gcs_address, dashboard_url, local=not address, token_file=token_file, folder=folder)
+        _opened.append(session)
+        stack.callback(_opened.clear)
+        stack.enter_context(explain_ray_failures())
         if folder is not None:
             # Without this file, a submitted job would join any of this machine's clusters.
             ray._private.utils.write_ray_address(gcs_address, str(folder / ROOT))
             stack.callback(_write_discovery(folder, store).unlink, missing_ok=True)
-        yield RaySession(gcs_address, _dashboard(), local=not address, token_file=token_file, folder=folder)
+        yield session
 
 
 @contextmanager
@@ -262,44 +270,31 @@ def _signals_kept() -> Iterator[None]:
 
 
 @_signals_kept()
-def _connect(arguments: dict[str, Any], what: str) -> None:
+def _connect(arguments: dict[str, Any], what: str) -> str | None:
+    """Connect this process to a cluster; return the link to its dashboard, or None if it has none."""
     import ray
 
     try:
-        ray.init(**arguments)
+        url = ray.init(**arguments).dashboard_url
     except BaseException as error:
         ray.shutdown()
         if not isinstance(error, Exception):
             raise  # KeyboardInterrupt or SystemExit
         raise EnvironmentFault(f"{what}: {reason_of(error)}") from error
-
-
-def _dashboard() -> str | None:
-    """Return the link to the current cluster's dashboard, or None if it has none."""
-    import ray
-
-    url = ray._private.worker.get_dashboard_url()
     return (url if "://" in url else f"http://{url}") if url else None
 
 
 def lasting_dashboard() -> str | None:
-    """Return the link to the dashboard of the cluster that this process uses; None if the process started it, or uses none.
+    """Return the link to the dashboard of the running cluster that this process has joined, if any.
 
     A cluster that this process has started ends with it, and its dashboard too.
     """
-    if "ray" not in sys.modules:
-        return None
-    import ray
-
-    return _dashboard() if ray.is_initialized() and not started_here() else None
+    return _opened[0].dashboard if _opened and not started_here() else None
 
 
 def started_here() -> bool:
     """Return whether this process has started the current cluster, which then consists of this machine alone."""
-    import ray
-
-    node = ray._private.worker._global_node
-    return node is not None and node.is_head()
+    return bool(_opened) and _opened[0].local
 
 
 def _job_environment() -> dict[str, Any]:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.cluster.placement import SMALLER, amounts, check_place, describe_cluster, device_of
@@ -26,7 +25,6 @@ from mlmclm.progress import say, say_once
 from mlmclm.registry import shipment
 from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
-from mlmclm.sweeps.cell_failures import record
 from mlmclm.sweeps.cells import cell_name, named_result
 from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
@@ -178,17 +176,13 @@ def _run_trials(
                 left,
                 progress,
                 on_filed,
-                partial(results_store.find_all, listed=True),
+                results_store,
                 options,
                 like=like,
-                # True if several cells run on one GPU, or on a machine's cores.
-                shares_memory=resources.get("GPU", 0) < 1,
                 places=places_now(view(), resources),
                 to_ask=trials_to_ask_for(view(), resources),
                 shared=shared,
                 failures=failures,
-                lost=lambda: results_store.availability.lost,
-                on_failure=partial(record, results_store.folder),
             )
             scheduler = SweepScheduler(trials)
             # `SweepTrials` limits how many trials wait for a place, so Tune must not.

@@ -18,8 +18,9 @@ from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import say_once
-from mlmclm.sweeps.cell_failures import Failure, describe_error, failure_of
+from mlmclm.sweeps.cell_failures import Failure, describe_error, failure_of, record
 from mlmclm.sweeps.cells import cell_name
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
@@ -90,18 +91,14 @@ class SweepTrials:
     Args:
         cells: the cells to compute, by key.
         on_filed: called with results that are filed now, by key.
-        find: returns the results of those keys that have one.
+        results_store: where their results are filed, and failures are noted.
         options: `retries` and `time_limit` of these are used.
         like: a template of all trials; their trainings are set here.
         shared: says how many trials the cluster has room for, beside other jobs.
-        shares_memory: whether trials share memory (the GPU's or the machine's), so that running fewer of them helps.
         places: how many trials run at once, as far as is known.
         to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
         failures: failures of each training so far, by the keys of its cells, in the form of `retried_after` in its results; new
             ones are appended.
-        lost: returns the seconds for which storage has not answered so far.
-        on_failure: called when a cell failed, even if it will be retried, with its key, the reason, its class, and the
-            name of the node (empty if unknown).
     """
 
     def __init__(
@@ -109,26 +106,23 @@ class SweepTrials:
         cells: Mapping[str, Cell],
         progress: SweepProgress,
         on_filed: Callable[[Results], None],
-        find: Callable[[Collection[str]], Results],
+        results_store: ResultsStore,
         options: SweepOptions,
         *,
         like: SweepTrial,
         shared: SharedCluster,
-        shares_memory: bool = True,
-        places: int = 1,
-        to_ask: float = math.inf,
-        failures: defaultdict[tuple[str, ...], list[dict[str, str]]] | None = None,
-        lost: Callable[[], float] = lambda: 0.0,
-        on_failure: Callable[[str, str, str, str], None] = lambda key, reason, kind, node: None,
+        places: int,
+        to_ask: float,
+        failures: defaultdict[tuple[str, ...], list[dict[str, str]]],
     ) -> None:
-        self._cells, self._like = cells, like
+        self._like, self._shared = like, shared
         self._waiting = deque(in_order(trainings_of(cells)))
         self._asked: dict[str, _Asked] = {}
-        self._progress, self._on_filed, self._find = progress, on_filed, find
-        self._retries, self._time_limit, self._shares_memory = options.retries, options.time_limit, shares_memory
-        self._places, self._to_ask, self._shared = places, to_ask, shared
-        self._lost, self._on_failure = lost, on_failure
-        self._failures = defaultdict(list) if failures is None else failures
+        self._progress, self._on_filed, self._results_store = progress, on_filed, results_store
+        self._retries, self._time_limit = options.retries, options.time_limit
+        self._places, self._to_ask, self._failures = places, to_ask, failures
+        # Several cells run on one GPU, or on a machine's cores, so that running fewer of them helps.
+        self._shares_memory = like.resources.get("GPU", 0) < 1
         self._seconds: dict[tuple[str, str], float] = {}
         """Time that the latest cell of these weights on this task took."""
         self._longest: dict[str, float] = {}
@@ -166,6 +160,11 @@ class SweepTrials:
     def asked(self) -> int:
         """The number of trials that Tune has."""
         return len(self._asked)
+
+    @property
+    def _lost(self) -> float:
+        """Seconds for which storage has not answered in this sweep."""
+        return self._results_store.availability.lost
 
     @property
     def _busy(self) -> list[_Asked]:
@@ -207,7 +206,7 @@ class SweepTrials:
     def begun(self, trial_id: str) -> None:
         """Note that a trial begins the first of its trainings that are left."""
         asked = self._asked[trial_id]
-        asked.since, asked.lost = time.monotonic(), self._lost()
+        asked.since, asked.lost = time.monotonic(), self._lost
         self._most_held = max(self._most_held, len(self._busy))
         for cell in asked.trainings[0].cells.values():
             self._progress.started(cell)
@@ -217,7 +216,7 @@ class SweepTrials:
         asked = self._asked[trial_id]
         asked.notice = result["notice"] if result["outcome"] == WAITING else ""
         if asked.notice:
-            asked.since, asked.lost = time.monotonic(), self._lost()
+            asked.since, asked.lost = time.monotonic(), self._lost
             return
         training = asked.trainings.pop(0)
         self.fault = self.fault or result["outcome"] in (ENVIRONMENT_FAULT, STORAGE_FAULT)
@@ -271,7 +270,7 @@ class SweepTrials:
             self._failed(training, error, failure, node)
             return
         for key in training.keys:
-            self._on_failure(key, describe_error(error), failure, node)
+            self._note_failure(key, error, failure, node)
         self._waiting.appendleft(training)
         message = f"{training.name}: {failure} {times} of at most {bound + 1}, will run again ({describe_error(error)})"
         self._progress.retried(training.first, message)
@@ -288,7 +287,7 @@ class SweepTrials:
 
     def _look_at_trials(self) -> None:
         """End trials that hang or are over the time limit, and the experiment if more have run at once than there is room for, or no node is left."""
-        now, lost = time.monotonic(), self._lost()
+        now, lost = time.monotonic(), self._lost
         for name, asked in self._asked.items():
             if asked.since is None:
                 continue
@@ -355,7 +354,7 @@ class SweepTrials:
     def _failed(self, training: Training, error: Exception, kind: str, node: str) -> None:
         """Note that a training failed: its cells without a result fail with it, or are tried one by one if it has several."""
         left = dict(training.cells)
-        filed = self._find(training.keys)
+        filed = self._results_store.find_all(training.keys, listed=True)
         self._on_filed(filed)
         self.computed += len(filed)
         for key, result in filed.items():
@@ -368,6 +367,9 @@ class SweepTrials:
             return
         for key, cell in left.items():
             self.errors[key] = error
-            self._on_failure(key, describe_error(error), kind, node)
+            self._note_failure(key, error, kind, node)
             self._progress.finished(cell, "failed")
             self._progress.note(f"{cell_name(cell)} failed: {describe_error(error)}")
+
+    def _note_failure(self, key: str, error: Exception, kind: str, node: str) -> None:
+        record(self._results_store.folder, key, describe_error(error), kind, node)

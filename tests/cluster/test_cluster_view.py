@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+import yaml
 from ray.cluster_utils import Cluster as Raylets
-from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from mlmclm.cluster.cluster import cluster_view
 from mlmclm.cluster.placement import Growth, NodeType
@@ -41,13 +40,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlmclm.cluster.cluster.SECONDS_BETWEEN_LOOKS", 0.2)
 
 
-def declare(**most: int) -> None:
-    """Files in Ray what an autoscaler can add: nodes with 2 CPUs, and those called `gpu` with a GPU too."""
-    config = ClusterConfig()
-    for name, count in most.items():
-        resources = {"CPU": 2, **({"GPU": 1} if name == "gpu" else {})}
-        config.node_group_configs.add(name=name, max_count=count, resources=resources)
-    ray._private.worker.global_worker.gcs_client.report_cluster_config(config.SerializeToString())
+@pytest.fixture
+def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says what an autoscaler can add, as `ray up` does: nodes with 2 CPUs, and those called `gpu` with a GPU too."""
+
+    def write(**most: int) -> None:
+        kinds = {
+            name: {"resources": {"CPU": 2, **({"GPU": 1} if name == "gpu" else {})}, "max_workers": count}
+            for name, count in most.items()
+        }
+        file = tmp_path / "autoscaling.yaml"
+        file.write_text(yaml.safe_dump({"max_workers": 99, "available_node_types": kinds}))
+        command = ["python", "monitor.py", f"--autoscaling-config={file}"]
+        monkeypatch.setattr("mlmclm.cluster.cluster._monitor", lambda _: command)
+
+    return write
 
 
 @contextmanager
@@ -87,14 +94,18 @@ def prepared(folder: Path, workers: str = "local") -> PreparedStudy:
     return prepare_study(study, Place(folder / "store", folder / "data"))
 
 
-def test_a_cluster_of_our_own_does_not_grow_and_one_with_an_autoscaler_as_far_as_it_says(raylets: Raylets) -> None:
+def test_a_cluster_of_our_own_does_not_grow_and_one_with_an_autoscaler_as_far_as_it_says(
+    raylets: Raylets, declare: Callable[..., None]
+) -> None:
     found = cluster_view()()
     assert (len(found.nodes), found.total("CPU"), found.growth) == (1, 0, Growth())
     declare(gpu=3)
-    assert cluster_view()().growth == Growth((NodeType("gpu", {"CPU": 2, "GPU": 1}, 3),))
+    assert cluster_view()().growth == Growth((NodeType("gpu", {"CPU": 2, "GPU": 1}, 3),), 99)
 
 
-def test_a_stage_that_needs_more_than_the_autoscaler_s_maximum_is_refused(raylets: Raylets, tmp_path: Path) -> None:
+def test_a_stage_that_needs_more_than_the_autoscaler_s_maximum_is_refused(
+    raylets: Raylets, tmp_path: Path, declare: Callable[..., None]
+) -> None:
     declare(gpu=1, cpu=8)
     with pytest.raises(UserError, match=r"2 workers with a GPU each.*can have 1:.*lower recipe\.workers to 1"):
         train_missing_stages(prepared(tmp_path))
@@ -102,7 +113,7 @@ def test_a_stage_that_needs_more_than_the_autoscaler_s_maximum_is_refused(raylet
 
 @pytest.mark.slow
 def test_a_corpus_is_tokenised_when_the_first_node_is_there_and_refused_where_none_can_come(
-    raylets: Raylets, tmp_path: Path, lines: list[str]
+    raylets: Raylets, tmp_path: Path, lines: list[str], declare: Callable[..., None]
 ) -> None:
     declare(cpu=0)
     with pytest.raises(UserError, match=r"Tokenising needs 1 CPU.*corpus\.workers: local"):
@@ -115,7 +126,7 @@ def test_a_corpus_is_tokenised_when_the_first_node_is_there_and_refused_where_no
 
 @pytest.mark.slow
 def test_a_stage_waits_for_nodes_says_what_for_and_trains_when_they_are_there(
-    raylets: Raylets, tmp_path: Path, lines: list[str]
+    raylets: Raylets, tmp_path: Path, lines: list[str], declare: Callable[..., None]
 ) -> None:
     declare(cpu=1)
     made = prepared(tmp_path)
@@ -128,7 +139,7 @@ def test_a_stage_waits_for_nodes_says_what_for_and_trains_when_they_are_there(
 
 @pytest.mark.slow
 def test_a_stage_on_gpus_that_torch_does_not_see_is_a_fault_at_once_and_not_trained_on_cpus(
-    raylets: Raylets, tmp_path: Path
+    raylets: Raylets, tmp_path: Path, declare: Callable[..., None]
 ) -> None:
     declare(gpu=2)
     node = raylets.add_node(wait=True, num_cpus=2, num_gpus=2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,22 +58,27 @@ class World:
     def __init__(self, cells: list[Cell], **options: Any) -> None:
         self.cells = {cell_key(cell): cell for cell in cells}
         self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-        self.noted, self.lost = list[tuple[str, ...]](), 0.0
+        self.noted, self.availability = list[tuple[str, ...]](), SimpleNamespace(lost=0.0)
         retries, shared = options.pop("retries", Retries(crash=1)), options.pop("shared", Shared())
-        more = {name: options.pop(name) for name in ("places", "shares_memory") if name in options}
+        places, resources = options.pop("places", 1), options.pop("resources", {"CPU": 1.0})
         self.progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
+        store: Any = SimpleNamespace(folder=self.noted, availability=self.availability, find_all=self.find_all)
         self.trials = SweepTrials(
             self.cells,
             self.progress,
             self.filed.update,
-            lambda keys: {key: self.there[key] for key in keys if key in self.there},
+            store,
             SweepOptions(Path(), retries=retries, **options),
-            like=SweepTrial((), Path("store")),
+            like=SweepTrial((), Path("store"), resources=resources),
             shared=shared,
-            lost=lambda: self.lost,
-            on_failure=lambda *note: self.noted.append(note),
-            **more,
+            places=places,
+            to_ask=math.inf,
+            failures=defaultdict(list),
         )
+
+    def find_all(self, keys: Iterable[str], *, listed: bool) -> dict[str, dict[str, Any]]:
+        """The results that are there, as a results store returns them."""
+        return {key: self.there[key] for key in keys if key in self.there}
 
     def ask(self, name: str) -> list[int]:
         """Let Tune ask for a trial of this id, and begin it; return the seeds of its cells."""
@@ -98,6 +104,12 @@ class World:
         for number in range(len(seeds)):
             self.report(name, done=number + 1 == len(seeds), **more)
         return seeds
+
+
+@pytest.fixture(autouse=True)
+def _notes_in_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are noted in the list that stands for the results store's folder."""
+    monkeypatch.setattr(sweep_trials, "record", lambda folder, *note: folder.append(note))
 
 
 def actor_died(words: str) -> ActorDiedError:
@@ -252,7 +264,7 @@ def test_after_running_out_of_memory_fewer_cells_run_at_once() -> None:
 
 
 def test_with_a_gpu_of_its_own_for_each_cell_all_go_on_running() -> None:
-    world = World(make_cells(3), shares_memory=False)
+    world = World(make_cells(3), resources={"GPU": 1.0})
     world.ask("0"), world.ask("1")
     world.trials.ended("0", MemoryError())
     assert (world.ask("2"), world.ask("3"), world.trials.asked) == ([0], [1], 3)
@@ -335,9 +347,9 @@ def test_a_trial_hangs_if_it_takes_ten_times_as_long_as_the_longest_of_its_task(
 
 def test_time_in_which_storage_did_not_answer_does_not_count(watched: Callable[..., Watched]) -> None:
     world, clock = watched(make_cells(2), time_limit=10.0)
-    world.lost = 500.0
+    world.availability.lost = 500.0
     world.ask("0")
-    clock.now, world.lost = clock.now + 600.0, 1095.0
+    clock.now, world.availability.lost = clock.now + 600.0, 1095.0
     world.trials._look_at_trials()
     assert world.trials.to_end == []
     clock.now += 6.0
