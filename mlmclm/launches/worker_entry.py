@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 from mlmclm.backends.determinism import CUBLAS, NCCL, set_variables
@@ -23,9 +20,7 @@ def run_in_worker(config: dict[str, Any]) -> None:
     os.environ["DS_ACCELERATOR"] = job.device
     if job.recipe.deterministic:
         set_variables(CUBLAS | NCCL)  # read when CUDA and the process group begin to compute
-    # DeepSpeed's autotuner, which nothing uses, would import MLflow if it is installed: a sixth of a worker's start-up time.
-    with not_found("mlflow"):
-        import deepspeed  # noqa: F401
+    import_deepspeed()
     from mlmclm.launches.live_files import sent
     from mlmclm.launches.ray_worker import RayWorker
     from mlmclm.pretraining.worker import train_stage
@@ -34,18 +29,11 @@ def run_in_worker(config: dict[str, Any]) -> None:
         train_stage(job, RayWorker())
 
 
-@contextmanager
-def not_found(package: str) -> Iterator[None]:
-    """Let imports of a package fail inside the block as if it were not installed, unless it is imported already."""
+def import_deepspeed() -> None:
+    """Import DeepSpeed without MLflow, which its autotuner, used by nothing, would import: a sixth of a worker's start-up time."""
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("mlflow", None)  # fails its import, as if it were not installed
+    import deepspeed  # noqa: F401
 
-    class Absent(MetaPathFinder):
-        def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-            if fullname == package:
-                raise ModuleNotFoundError(f"No module named {package!r} here", name=package)
-
-    absent = Absent()
-    sys.meta_path.insert(0, absent)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(absent)
+    if modules["mlflow"] is None:
+        del modules["mlflow"]

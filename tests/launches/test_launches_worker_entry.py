@@ -8,8 +8,7 @@ import sys
 
 def test_a_worker_starts_deepspeed_without_mlflow_which_it_can_import_later() -> None:
     code = (
-        "import sys\nfrom mlmclm.launches.worker_entry import not_found\n"
-        "with not_found('mlflow'):\n    import deepspeed\n"
-        "assert 'mlflow' not in sys.modules\nimport mlflow"
+        "import sys\nfrom mlmclm.launches.worker_entry import import_deepspeed\nimport_deepspeed()\n"
+        "assert 'deepspeed' in sys.modules and 'mlflow' not in sys.modules\nimport mlflow"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)

@@ -19,9 +19,9 @@ cases, folder, rank, world = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[
 torch.set_num_threads(1)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
 distributed.init_process_group("gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous-{world}")
-from mlmclm.launches.worker_entry import not_found
-with not_found("mlflow"):  # as in a stage's worker
-    import deepspeed
+from mlmclm.launches.worker_entry import import_deepspeed
+import_deepspeed()  # as in a stage's worker
+import deepspeed
 from pathlib import Path
 from transformers import BertConfig, EuroBertConfig, ModernBertConfig
 from mlmclm.models.architectures import weights_of

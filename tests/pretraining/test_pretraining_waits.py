@@ -18,9 +18,9 @@ folder = sys.argv[1]
 torch.set_num_threads(1)
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
 distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{folder}/rendezvous")
-from mlmclm.launches.worker_entry import not_found
-with not_found("mlflow"):  # as in a stage's worker
-    from deepspeed.accelerator import get_accelerator
+from mlmclm.launches.worker_entry import import_deepspeed
+import_deepspeed()  # as in a stage's worker
+from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import EuroBertConfig
 from mlmclm.backends import choice
