@@ -101,6 +101,7 @@ def _show_corpus(name: str, described: dict[str, Any]) -> None:
 _SHOWN_TOKENS = 32
 
 
+@verbs.command()
 def order(
     file: options.Study,
     steps: Annotated[

@@ -77,13 +77,6 @@ def test_sizes_are_counted_with_their_architecture_s_published_vocabulary_unless
         assert saved[name] == pytest.approx(6 * (rows - 1000) * SIZES[name].hidden * 42_000 * 1152 * 2047)
 
 
-def test_a_share_of_the_steps_is_planned_under_its_one_name(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed = run(capsys, "plan", "610m-clm-25%-mlm40-40k", "610m-clm-10k-mlm40-42k", "--json")
-    found = json.loads(printed)
-    assert code == 0
-    assert found["models"] == ["610m-clm-10k-mlm40-40k", "610m-clm-10k-mlm40-42k"]
-
-
 def test_a_suite_is_planned_by_name_and_by_path_over_a_study_s_recipe(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
