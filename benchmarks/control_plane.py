@@ -37,20 +37,21 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.files import only_one
-from mlmclm.studies.place import LOCK, Place
+from mlmclm.storage.place import LOCK, Place
 from mlmclm.studies.study_file import SweepFile
-from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.study_tracking import tracked
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.run_sweep import run_sweep
-from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trainings import Training
 from mlmclm.tracking.address import own_database
+from mlmclm.tracking.records import RunRecord
+from mlmclm.tracking.views import group_record, model_record, sweep_record
 
 CELLS_OF_A_MODEL, EXAMPLES, CURVE = 360, 872, 50
 """The space's cells for each model; test examples (SST-2's) and points of the loss curve of a result."""
@@ -207,6 +208,17 @@ def steady(count: int, workers: int, seconds: float, beside: int = 0) -> dict[st
     }  # fmt: skip
 
 
+def announced(file: SweepFile, space: Space) -> tuple[RunRecord, ...]:
+    """Return the runs that a study has in MLflow before its first cell: of the sweep, its models, and their tasks."""
+    about, models, tasks = {"objective": ""}, tuple(file.models), space.tasks
+    rates, seeds = space.learning_rates, space.seeds
+    return (
+        sweep_record(file.name, models=models, tasks=tasks, learning_rates=rates, seeds=seeds, status="RUNNING"),
+        *(model_record(file.name, model, about=about, status="RUNNING") for model in models),
+        *(group_record(file.name, model, task, about=about, status="RUNNING") for model in models for task in tasks),
+    )
+
+
 def main() -> None:
     """Measure, and write the section of RESULTS.md."""
     parser = argparse.ArgumentParser()
@@ -232,7 +244,7 @@ def main() -> None:
             place = Place(store)
             folder = place.study_folder(file.name)
             with only_one(folder / LOCK, file.name), tracked(file, place) as told:
-                told.sweep(StudySweep(file, place, find_space("paper")))
+                told.tell(records=announced(file, find_space("paper")))
                 write_manifest(folder, file.name, Planned(cells))
                 timed = replace(options, on_result=lambda _: seen.append(time.perf_counter()))
                 outcome = run_sweep(cells, timed)

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from benchmarks.results import machine, write_section
 from mlmclm.corpora.tokenizer import special_ids
 from mlmclm.plans.names import format_steps
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import find_prepared
 from mlmclm.studies.study_file import load_study
 

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from mlmclm.errors import EnvironmentFault, MlmclmError, UserError
     from mlmclm.registry import register
     from mlmclm.studies.api import Store, finetune, open, pretrain, study, study_on_file, sweep
-    from mlmclm.studies.data_file import check_task
+    from mlmclm.studies.plan import StudyPlan
     from mlmclm.studies.study import Study
-    from mlmclm.studies.study_plan import StudyPlan
-    from mlmclm.studies.zero_shot import evaluate
+    from mlmclm.sweeps.zero_shot import evaluate
+    from mlmclm.tasks.data_file import check_task
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
-    "mlmclm.studies.data_file": ("check_task",),
+    "mlmclm.tasks.data_file": ("check_task",),
     "mlmclm.answers.comparison_of_scores": ("compare",),
     "mlmclm.studies.api": ("Store", "finetune", "open", "pretrain", "study", "study_on_file", "sweep"),
-    "mlmclm.studies.zero_shot": ("evaluate",),
+    "mlmclm.sweeps.zero_shot": ("evaluate",),
     "mlmclm.answers.imported_results": ("import_results",),
     "mlmclm.studies.study": ("Study",),
-    "mlmclm.studies.study_plan": ("StudyPlan",),
+    "mlmclm.studies.plan": ("StudyPlan",),
     "mlmclm.answers.study_results": ("Results",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

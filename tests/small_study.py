@@ -98,10 +98,8 @@ def run(*words: str | Path, home: Path, timeout: float = 1500) -> tuple[int, str
 
 def remember(sweep: StudySweep) -> None:
     """Write the files that a run writes before it computes cells."""
-    from mlmclm.studies.facts import study_facts
-    from mlmclm.studies.last_run import remember_run
-    from mlmclm.studies.record_of_study import record_value
+    from mlmclm.studies.record import record_value, write_record
     from mlmclm.sweeps.manifest import write_manifest
 
-    remember_run(sweep, f"mlmclm study {sweep.file.file}", record_value(sweep, study_facts(sweep)))
+    write_record(sweep, f"mlmclm study {sweep.file.file}", record_value(sweep))
     write_manifest(sweep.place.study_folder(sweep.file.name), sweep.file.name, sweep.plan())

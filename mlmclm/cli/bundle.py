@@ -71,7 +71,7 @@ def write(
     from mlmclm.answers.record import is_bundle
     from mlmclm.studies.api import open as open_store
     from mlmclm.studies.api import published
-    from mlmclm.studies.export_model import check_hub
+    from mlmclm.studies.exports import check_hub
 
     check_hub(push_to_hub, dry_run=False)
     if all(is_bundle(Path(source)) for source in sources):
@@ -129,7 +129,7 @@ def verify(
 
     Example: mlmclm bundle verify published --cells 10
     """
-    from mlmclm.studies.place import open_place
+    from mlmclm.storage.place import open_place
     from mlmclm.studies.recompute import check_of
 
     seed = secrets.randbelow(1 << 31) if seed is None else seed

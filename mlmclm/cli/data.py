@@ -128,10 +128,12 @@ def order(
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
     from mlmclm.studies.api import trained_study
-    from mlmclm.studies.seen_data import seen_data
+    from mlmclm.studies.prepare import seen_data
 
     study = trained_study(file, store=store, data=data)
-    seen = seen_data(study, steps=steps, model=model, labels=labels, to=to)
+    seen = seen_data(
+        study.trained_file, study.place, source=study.source, steps=steps, model=model, labels=labels, to=to
+    )
     spoken()  # output follows, so the line about slow start-up is not needed any more
     if to is not None:
         rows, tokens = seen.export(to)

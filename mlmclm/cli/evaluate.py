@@ -67,7 +67,7 @@ def evaluate(
 
     Example: mlmclm evaluate 1m-clm-1k 1m-mlm40-1k --task last_word.yaml
     """
-    from mlmclm.studies.zero_shot import evaluate as evaluate_models
+    from mlmclm.sweeps.zero_shot import evaluate as evaluate_models
 
     evaluated = evaluate_models(
         models,

@@ -69,7 +69,7 @@ def export(
     """
     from mlmclm.finetuning.cell import cell_key
     from mlmclm.studies import api
-    from mlmclm.studies.export_model import check_hub, export_kept_revisions, export_model
+    from mlmclm.studies.exports import check_hub, export_model, export_revisions
     from mlmclm.sweeps.cells import cell_name
 
     if dry_run and push_to_hub is None:
@@ -97,8 +97,11 @@ def export(
     if repository is not None and not revisions:
         raise UserError("--repository names the repository of --revisions; give that too.")
     check_hub(push_to_hub, dry_run=dry_run)
+    file, place, named = opened.trained_file, opened.place, opened.source
     if revisions:
-        model, exported, pushed = export_kept_revisions(opened, model, to, repository, push_to_hub, dry_run=dry_run)
+        model, exported, pushed = export_revisions(
+            file, place, model, to, repository, push_to_hub, source=named, dry_run=dry_run
+        )
         if as_json:
             print_json({"model": model, "folder": str(to), **asdict(exported), "hub": pushed})
             return
@@ -109,7 +112,7 @@ def export(
         for name, tags in pushed.items():
             show(f"{'would be uploaded' if dry_run else 'uploaded'} to {name}: {', '.join(tags) or 'nothing new'}")
         return
-    located, uploaded = export_model(opened, model, to, step, push_to_hub, dry_run=dry_run)
+    located, uploaded = export_model(file, place, model, to, step, push_to_hub, source=named, dry_run=dry_run)
     if as_json:
         print_json({"model": str(located.name), "step": located.state.step, "folder": str(to), "hub": uploaded})
         return

@@ -14,7 +14,7 @@ from mlmclm.errors import UserError
 from mlmclm.progress import say
 
 if TYPE_CHECKING:
-    from mlmclm.studies.one_cell import CellResult, OneCell
+    from mlmclm.sweeps.one_cell import CellResult, OneCell
 
 
 def finetune(
@@ -76,8 +76,8 @@ def finetune(
 
     Example: mlmclm finetune 1m-clm-1k pydocs-kind --lr 1e-3 --seed 0 --space quickstart
     """
-    from mlmclm.studies.one_cell import one_cell
-    from mlmclm.studies.place import open_place
+    from mlmclm.storage.place import open_place
+    from mlmclm.sweeps.one_cell import one_cell
 
     if dry_run and predictions is not None:
         raise UserError("--predictions: a dry run predicts nothing; leave out --predictions or --dry-run.")

@@ -11,8 +11,8 @@ from typer import Argument, Option
 
 from mlmclm.errors import UserError
 from mlmclm.plans.devices import DEFAULT_DEVICE, DEVICES, HERE
-from mlmclm.studies.place import DATA, STORE, TASK_DIR, open_store
-from mlmclm.studies.place import DEFAULT_STORE as DEFAULT_STORE
+from mlmclm.storage.place import DATA, STORE, TASK_DIR, open_store
+from mlmclm.storage.place import DEFAULT_STORE as DEFAULT_STORE
 
 Study = Annotated[Path, Argument(help="The study file (YAML), or the name of a packaged study, such as quickstart.")]
 Overrides = Annotated[

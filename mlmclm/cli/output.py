@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.answers.study_results import Results
     from mlmclm.reports.advice import Advice
-    from mlmclm.studies.study_plan import StudyPlan
+    from mlmclm.studies.plan import StudyPlan
 
 ENDLESS = 100_000
 """Console width at which nothing is ever wrapped."""

@@ -21,7 +21,7 @@ from mlmclm.storage.files import write_atomic
 if TYPE_CHECKING:
     from mlmclm.plans.costs import Cost
     from mlmclm.plans.suite import Suite
-    from mlmclm.studies.priced_plan import PricedPlan
+    from mlmclm.studies.plan import PricedPlan
 
 _NAMES_SHOWN = 2
 
@@ -54,7 +54,7 @@ def plan(
 
     Example: mlmclm plan --suite paper --device mi250x --picture plan.html
     """
-    from mlmclm.studies.priced_plan import price_plan
+    from mlmclm.studies.plan import price_plan
 
     if picture is not None and picture.suffix != ".html":
         raise UserError(f"--picture {picture}: pictures are HTML pages; allowed: a name that ends in .html.")
@@ -62,7 +62,7 @@ def plan(
         names or (), suite=suite, study=study, device=device, vocabulary=vocabulary, utilisation=utilisation
     )
     if picture is not None:
-        from mlmclm.studies.priced_plan import plan_page
+        from mlmclm.studies.plan import plan_page
 
         write_atomic(picture, plan_page(priced.plan, priced.pricing))
         say(f"picture: {picture}")

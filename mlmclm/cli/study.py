@@ -84,9 +84,9 @@ def init(
 
         print_json(schema_of(schema))
         return
-    from mlmclm.studies.data_file import read_task
+    from mlmclm.storage.place import open_place
     from mlmclm.studies.new_study import new_study, run_command, settings_for, write_study
-    from mlmclm.studies.place import open_place
+    from mlmclm.tasks.data_file import read_task
     from mlmclm.tasks.inference import Overrides
 
     if data is None:
@@ -132,10 +132,10 @@ def try_models(
 
     Example: mlmclm try reviews.csv --model ./my_encoder --model answerdotai/ModernBERT-base
     """
+    from mlmclm.storage.place import open_place
     from mlmclm.studies.api import study
-    from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import STUDY, settings_for, write_study
-    from mlmclm.studies.place import open_place
+    from mlmclm.tasks.data_file import read_task
     from mlmclm.tasks.inference import Overrides
 
     task = read_task(file, Overrides(family, tuple(text_column or ()), label_column), test=test, validation=validation)
@@ -272,7 +272,7 @@ def replicate(
 
     mlmclm replicate study --scale paper --device h100 --price 2.50
     """
-    from mlmclm.studies.replication import COMPUTED, replication_of, write_replication
+    from mlmclm.studies.plan import COMPUTED, replication_of, write_replication
 
     name, planned = replication_of(paper, scale), scale not in COMPUTED
     for option, setting in (("--device", device), ("--price", price)):
@@ -303,10 +303,11 @@ def _show_paper_scale(
 ) -> None:
     """Print the plan of a paper's computations, their cost on a device, and the commands that run them; compute nothing."""
     from mlmclm.studies.api import study as open_study
-    from mlmclm.studies.replication import PAPERS
+    from mlmclm.studies.plan import PAPERS, price_plan
 
     replication = PAPERS[paper]
-    priced = replication.priced(device)
+    own_scale = None if replication.study is None else Path(replication.study)
+    priced = price_plan(suite=replication.suite, study=own_scale, device=device)
     hours = priced.pricing.plan(priced.plan).device_hours
     grid = None if replication.study is None else open_study(replication.study, store=store, data=data).plan().sweep
     if as_json:

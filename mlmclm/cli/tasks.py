@@ -83,7 +83,7 @@ def check(
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
-    from mlmclm.studies.data_file import check_task
+    from mlmclm.tasks.data_file import check_task
 
     checked = check_task(
         name,

@@ -10,7 +10,7 @@ from typer import Option
 from mlmclm.cli import options
 from mlmclm.errors import UserError
 from mlmclm.storage.files import is_locked
-from mlmclm.studies.place import LOCK
+from mlmclm.storage.place import LOCK
 
 verbs = typer.Typer(
     help="MLflow's records: `tracking ui` shows them, `tracking sync STUDY` writes what they lack.",

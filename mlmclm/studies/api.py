@@ -23,8 +23,8 @@ from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.configuration import parse_config, read_yaml, with_overrides
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError, unknown
-from mlmclm.studies.last_run import FILE, completed, is_path, kept_file, known_studies, last_run
-from mlmclm.studies.place import Place, command_of, file_of, open_place, packaged_studies
+from mlmclm.storage.place import Place, command_of, file_of, open_place, packaged_studies
+from mlmclm.studies.record import FILE, completed, is_path, kept_file, known_studies, last_run
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import SweepModel
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mlmclm.seeds import Seed
-    from mlmclm.studies.one_cell import CellResult
+    from mlmclm.sweeps.one_cell import CellResult
 
 Source = str | Path | Mapping[str, Any]
 
@@ -142,8 +142,8 @@ def study_on_file(
     Raises:
         UserError: a file can't be read, it isn't clear what is in it, an argument is wrong, or a file to write exists.
     """
-    from mlmclm.studies.data_file import read_task
     from mlmclm.studies.new_study import STUDY, settings_for, write_study
+    from mlmclm.tasks.data_file import read_task
     from mlmclm.tasks.inference import Overrides
 
     folder = Path(folder)
@@ -220,7 +220,7 @@ def finetune(
     Raises:
         UserError: a name or a setting is wrong.
     """
-    from mlmclm.studies.one_cell import one_cell
+    from mlmclm.sweeps.one_cell import one_cell
 
     return one_cell(
         model,

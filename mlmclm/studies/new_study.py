@@ -24,14 +24,14 @@ from mlmclm.models.folder import context_of, load_tokenizer
 from mlmclm.models.sources import weight_files
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
-from mlmclm.studies.data_file import FileTask
-from mlmclm.studies.last_run import as_yaml
-from mlmclm.studies.place import EXAMPLES, Place
+from mlmclm.storage.place import EXAMPLES, Place
+from mlmclm.studies.record import as_yaml
 from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.study_sweep import expand_studies, find_given
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.protocols import ProtocolFile
 from mlmclm.sweeps.space import Space
+from mlmclm.tasks.data_file import FileTask
 
 STUDY, SPACE = "study.yaml", "space.yaml"
 STUDY_HEAD = """\

@@ -17,7 +17,9 @@ import numpy as np
 
 from mlmclm import versions
 from mlmclm.analysis.results import records
+from mlmclm.answers.received_record import read_record
 from mlmclm.answers.record import STUDY, StudyRecord
+from mlmclm.answers.study_results import Results
 from mlmclm.corpora.notes import read_remembered
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -27,12 +29,11 @@ from mlmclm.progress import Bar, say
 from mlmclm.results.examples import ExampleSource, KeptExamples, from_parquet
 from mlmclm.results.intervals import most_wrong
 from mlmclm.storage.files import canonical_json, stable_hash
-from mlmclm.studies.api import published
-from mlmclm.studies.one_cell import make_ready
-from mlmclm.studies.place import Place
-from mlmclm.studies.study_file import StudyFile, SweepFile, load_file
+from mlmclm.storage.place import Place
+from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
 from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell, result_cell
 from mlmclm.sweeps.find_model import find_model
+from mlmclm.sweeps.one_cell import make_ready
 from mlmclm.sweeps.results_store import EXAMPLES, ResultsStore
 
 SAME_MACHINE = ("backend", "device", "versions")
@@ -370,7 +371,7 @@ def check_of(folder: str | Path, count: int, seed: int, place: Place) -> BundleC
     Raises:
         UserError: there is no such bundle, it is damaged or contradicts itself, or a cell's key doesn't belong to its settings.
     """
-    results = published(folder)
+    results = Results(read_record(Path(folder), read_file))
     record, tasks = results.record, Path(folder) / "tasks"
     if not place.task_dirs and tasks.is_dir():
         place = replace(place, task_dirs=(tasks.resolve(),))

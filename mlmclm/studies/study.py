@@ -18,10 +18,9 @@ from mlmclm.plans.stages import Stage, make_plan
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
 from mlmclm.storage.files import only_one
+from mlmclm.storage.place import LOCK, Place
 from mlmclm.studies.exports import export_models, exported_models
-from mlmclm.studies.facts import study_facts
-from mlmclm.studies.last_run import check_last, completed, grid_of_study, kept_file, last_run, remember_run
-from mlmclm.studies.place import LOCK, Place
+from mlmclm.studies.plan import PlannedStage, StudyPlan, plan_of_sweep
 from mlmclm.studies.prepare import (
     PreparedStudy,
     check_models_to_continue,
@@ -30,9 +29,18 @@ from mlmclm.studies.prepare import (
     prepare_study,
     with_suite,
 )
-from mlmclm.studies.record_of_study import kept_record, record_value, to_publish
+from mlmclm.studies.record import (
+    check_last,
+    completed,
+    grid_of_study,
+    kept_file,
+    kept_record,
+    last_run,
+    record_value,
+    to_publish,
+    write_record,
+)
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
-from mlmclm.studies.study_plan import PlannedStage, StudyPlan, plan_of_sweep
 from mlmclm.studies.study_sweep import (
     StudySweep,
     expand_studies,
@@ -43,11 +51,11 @@ from mlmclm.studies.study_sweep import (
     sweep_of,
     with_tasks,
 )
-from mlmclm.studies.zero_shot import evaluate_study, listed_evaluations, zero_shot_tasks
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model, model_in
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
+from mlmclm.sweeps.zero_shot import evaluate_models, listed_evaluations, zero_shot_tasks
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.load import load_task
@@ -125,8 +133,8 @@ class Study:
                 empty.
         """
         from mlmclm.finetuning.sentence_encoder import check_target, export_sentence_encoder
-        from mlmclm.studies.one_cell import keep_start, make_ready, steps_bar
         from mlmclm.sweeps.cells import cell_name
+        from mlmclm.sweeps.one_cell import keep_start, make_ready, steps_bar
 
         row, place = _best_row(self.results, model, task), self.place
         cell = self._cell(row)
@@ -276,25 +284,22 @@ class Study:
         from mlmclm.studies.work import compute_missing, work_on
 
         begun = self._begun()
-        evaluations = zero_shot_tasks(self.file, self.place)
+        evaluations = zero_shot_tasks(self.file.zero_shot, self.file.folder, self.place)
         check_last(self.folder, grid_of_study(begun), replace=replace)
         self.file.find_claims()  # the report reads them again, but an error then would come late
         with work_on(self.file, self.place, ray, wait_for_nodes) as work:
             sweep = self._made(begun, work, pretrain=pretrain)
             models = [swept.model for swept in sweep.models]
             wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
-            facts = study_facts(sweep)
-            remember_run(sweep, self.command, record_value(sweep, facts) | listed_evaluations(wanted))
-            work.tracking.sweep(sweep, facts.models)
+            write_record(sweep, self.command, record_value(sweep) | listed_evaluations(wanted))
+            work.tracking.recorded()
             failure = None
             if evaluations is not None:
                 # Evaluations may take long; without this, the list of cells would be the last run's until they end.
                 write_manifest(self.folder, self.name, sweep.plan())
-                cpus = sweep.space.cpus_per_cell
-                failure = evaluate_study(
-                    self.file, self.place, wanted, evaluations.asked, session=work.session, cpus=cpus
-                )
-                work.tracking.evaluated()
+                asked, device, cpus = evaluations.asked, self.file.device, sweep.space.cpus_per_cell
+                failure = evaluate_models(wanted, asked, self.place, session=work.session, device=device, cpus=cpus)
+                work.tracking.recorded()
             outcome = compute_missing(sweep, work.session, wait_for_nodes=wait_for_nodes)
             results = self._written(self._results(outcome.results, failure), self.folder, work.tracking)
         results.grids = outcome.grids
@@ -324,14 +329,11 @@ class Study:
 
         if isinstance(track, str):
             KINDS["sink"][track]  # raises an error at once if there is no such sink
-        file, place, begun = self.file, self.place, self._begun()
-        space = begun.space.model_copy(update={"rule": results.record.setting.rule})
+        file, place = self.file, self.place
         with only_one(self.folder / LOCK, f"{file.kind} {self.name!r}"):
             runs = StudyRuns(file, place)
             if isinstance(file, StudyFile) and (prepared := find_prepared(file, place)) is not None:
                 runs.stages(prepared)
-            runs.sweep(dataclasses.replace(begun, space=space), results.record.facts.models)
-            runs.evaluated()
             self._written(results, folder, runs)
             runs.tell(status="FINISHED")
             if isinstance(track, str):
@@ -371,7 +373,7 @@ class Study:
             tasks = dict.fromkeys((*results.analysis.grid.tasks, *(fact.task for fact in results.facts.zero_shot)))
             results.write(folder, recorded=recorded_runs(self.file, self.place.store, tuple(tasks)), pages=pages)
         if tracking is not None:
-            tracking.reported(results, pages)
+            tracking.recorded(results, pages)
             results.runs = pages.get(MLFLOW) or tracking.elsewhere or results.runs
         return results
 
@@ -435,7 +437,7 @@ class Study:
         return prepare_study(self.trained_file, self.place, session=opened.session if opened.cluster else None)
 
     def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
-        from mlmclm.studies.pretrain_models import train_missing_stages
+        from mlmclm.studies.work import train_missing_stages
 
         work.tracking.stages(prepared)
         losses = 0

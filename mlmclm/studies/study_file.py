@@ -28,7 +28,7 @@ from mlmclm.plans.names import parse_name as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.storage.packaged import SPACES, packaged_names
-from mlmclm.studies.place import file_of
+from mlmclm.storage.place import file_of
 from mlmclm.sweeps.learning_rates import without_duplicates
 from mlmclm.sweeps.protocols import Changes
 from mlmclm.sweeps.seed_list import SeedList

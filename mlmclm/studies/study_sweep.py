@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlmclm.answers.named_facts import named_facts
 from mlmclm.answers.record import AnalysisSetting
 from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.finetuning.cell import Cell
@@ -17,10 +18,13 @@ from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.plans.names import ModelName, parse_name, replicates_among
 from mlmclm.progress import bars, say
+from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
+from mlmclm.results.examples import GROUP
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed
-from mlmclm.studies.place import Place
-from mlmclm.studies.prepare import PreparedStudy
+from mlmclm.storage.files import read_json
+from mlmclm.storage.place import Place
+from mlmclm.studies.prepare import PreparedStudy, facts_of_trained, plain
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.find_model import find_model, models_of_study
@@ -33,6 +37,11 @@ from mlmclm.tasks.declaration import Task, titles
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import find_task
 from mlmclm.tasks.prepared_task import PreparedTask, check_vocabulary
+
+LENGTHS = ("max_length", "stride")
+"""Settings that depend on a model's context if the protocol states lengths as a share of it."""
+QUESTION = "Which of these models suits these tasks best, at which learning rate, and how sure can we be?"
+"""The question of a study whose models are given."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,11 @@ def study_space(study: StudyFile, task_dirs: Sequence[Path] = ()) -> Space:
 
     for_each(space.tasks, check)
     return space
+
+
+def space_of(file: AnyFile, place: Place) -> Space:
+    """Return a study's search space; errors as of `study_space` or `StudyFile.find_space`."""
+    return study_space(file, place.task_dirs) if isinstance(file, StudyFile) else file.find_space()
 
 
 def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTask]:
@@ -400,3 +414,57 @@ def setting_of(
     )
     chances = {name: level for name, level in levels.items() if level is not None}
     return AnalysisSetting(grid, space.rule, baseline, chances, replicate_of)
+
+
+def study_facts(sweep: StudySweep) -> StudyFacts:
+    """Return facts that the report shows beside the results, without command, zero-shot results, claims, costs and provenance."""
+    file, space, prepared = sweep.file, sweep.space, sweep.prepared
+    settings: dict[str, Any] = {"metrics": space.metrics, "rule": space.rule}
+    if space.start_from:
+        settings["start_from"] = space.start_from
+    settings |= space.common_settings() | space.axes() | space.of_models()
+    if prepared is None and not _one_length(sweep):  # then the lengths differ between models
+        settings = {key: value for key, value in settings.items() if key not in LENGTHS}
+    return StudyFacts(
+        name=file.name,
+        command="",
+        tasks=tuple(_task_facts(task, sweep.tasks[name].folder) for name, task in sweep.declared().items()),
+        protocol={key: plain(value) for key, value in settings.items()},
+        **(_of_given(sweep) if prepared is None else facts_of_trained(prepared)),
+    )
+
+
+def _of_given(sweep: StudySweep) -> dict[str, Any]:
+    """Return the facts of a study whose models are given."""
+
+    def about(swept: SweptModel) -> str:
+        length = "" if shared else f" Its sequences have at most {swept.space.protocol.max_length} tokens."
+        return f"Is {swept.source}.{length}"
+
+    shared, plans = _one_length(sweep), sweep.plans
+    models = tuple(
+        ModelFacts(
+            swept.model.name,
+            "external",
+            description=about(swept),
+            **named_facts(plans.get(swept.model.name, ModelName(""))),
+        )
+        for swept in sweep.models
+    )
+    return {"models": models, "question": QUESTION}
+
+
+def _one_length(sweep: StudySweep) -> bool:
+    """Return whether the sequences of all given models have the length of the protocol."""
+    protocol = sweep.space.protocol
+    return protocol.length_share is None and all(
+        swept.space.protocol.max_length == protocol.max_length for swept in sweep.models
+    )
+
+
+def _task_facts(task: Task, folder: Path) -> TaskFacts:
+    rows = read_json(folder / "meta.json")["rows"].items()
+    source = f"{task.source} ({task.licence})" if task.licence else task.source
+    source += f"; test examples grouped by {task.group}" if task.group else ""
+    counts = {part: int(count) for part, count in rows if part != GROUP}
+    return TaskFacts(task.name, task.title, task.family, task.metric, counts, source)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,21 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse_name
 from mlmclm.plans.stages import Stage
+from mlmclm.pretraining.state_facts import tokens_by_source
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
 from mlmclm.reports.provenance import cell_work
 from mlmclm.reports.scores_page import task_verdicts
-from mlmclm.reports.study_facts import ModelFacts, RecordedRuns
+from mlmclm.reports.study_facts import RecordedRuns, StudyFacts
 from mlmclm.service.state import MLFLOW, own_addresses, own_server
-from mlmclm.studies.facts import tokens_by_source
-from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, summaries, write_runs
-from mlmclm.studies.follower_process import following
-from mlmclm.studies.last_run import last_run
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
+from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, following, summaries, write_runs
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
-from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.zero_shot import zero_shot_results
+from mlmclm.studies.record import last_run, read_about
+from mlmclm.studies.study_file import AnyFile, SweepFile
+from mlmclm.studies.study_sweep import space_of
+from mlmclm.sweeps.zero_shot import zero_shot_results
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import data_source, hub_source
 from mlmclm.tracking.address import (
     VARIABLE,
@@ -48,7 +47,7 @@ from mlmclm.tracking.address import (
     experiment_id,
     without_password,
 )
-from mlmclm.tracking.records import DataSet, ModelRecord, RunRecord
+from mlmclm.tracking.records import DataSet, ModelRecord, Status
 from mlmclm.tracking.saved_views import experiment_links
 from mlmclm.tracking.views import (
     filter_of,
@@ -128,90 +127,90 @@ class StudyRuns:
 
         self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
-    def sweep(self, sweep: StudySweep, facts: Iterable[ModelFacts] = ()) -> None:
-        """Record the sweep, its models and its (model, task) pairs, which are the parents of its cells.
+    def recorded(self, results: Results | None = None, pages: Mapping[str, str] | None = None) -> None:
+        """Follow the sweep, its models, its (model, task) pairs and its zero-shot evaluations as the study's folder records them.
 
         Args:
-            facts: the report's facts of models that the study trains; without them, the models' tokens are not known.
-        """
-        study, file, space, tasks = self._file.name, self._file, sweep.space, sweep.declared()
-        if isinstance(file, StudyFile):
-            tokens = {model.name: str(model.tokens) for model in facts}
-            abouts: dict[str, tuple[dict[str, str], str | None]] = {
-                str(name): (
-                    named_parameters(name)
-                    | {"tokens": tokens.get(str(name), ""), "pretraining_data": file.source if name.steps else ""},
-                    None if name.steps else file.initial.get(name.size, UNTRAINED),
-                )
-                for name in file.parsed
-            }
-        else:
-            abouts = {name: (given_parameters(source), source) for name, source in file.models.items()}
-        sources = {name: data_source(task, self._place.store, self._place.data_root) for name, task in tasks.items()}
-        self._sweep = partial(
-            sweep_record,
-            study,
-            models=tuple(file.models),
-            tasks=space.tasks,
-            learning_rates=space.learning_rates,
-            seeds=space.seeds,
-            baseline=file.baseline,
-            points=sum(len(space.settings_for(task)) for task in space.tasks),
-            settings=space.common_settings(),
-            main_metrics=space.metrics,
-            rule=space.rule,
-            given=isinstance(file, SweepFile),
-            grid=space.axes(),
-        )
-        self._models = {
-            name: partial(model_record, study, name, about=about, source=source)
-            for name, (about, source) in abouts.items()
-        }
-        pages = _while_running(other_pages(file, self._place.store))
-        models = [model(status="RUNNING") for model in self._models.values()]
-        groups = [
-            group_record(study, model, name, about={**about, "family": task.family}, status="RUNNING")
-            for model, (about, _) in abouts.items()
-            for name, task in tasks.items()
-        ]
-        self._put([self._sweep(pages=pages, status="RUNNING"), *models, *groups], sources=sources, rule=space.rule)
-
-    def evaluated(self) -> None:
-        """Record the results of zero-shot tasks; call `sweep` before."""
-        abouts, run = self.told.abouts, last_run(self._place.study_folder(self._file.name))
-        results = zero_shot_results(run, self._place.store)
-        self._put(zero_shot_record(self._file.name, row, about=abouts.get(row["model"], {})) for row in results)
-
-    def reported(self, results: Results, pages: Mapping[str, str]) -> None:
-        """Record the analysis: the metrics of every (model, task) and, in the sweep's run, the report's files and the content of its page.
-
-        Args:
+            results: those of all cells, whose analysis the runs get, and the report's files; without any, the runs have not ended.
             pages: links to programs that show the study, by name.
         """
-        analysis, rows, numbers = results.analysis, results.rows, model_metrics(results.analysis)
-        time_ms = last_finished_ms(rows)
-        models = [model(metrics=numbers.get(name), time_ms=time_ms) for name, model in self._models.items()]
-        groups = summaries(self._file.name, self.told, analysis, rows, verdicts=task_verdicts(analysis))
-        sweep = self._sweep(
-            pages=_while_running(pages),
-            artifacts=[(path, "") for path in results.files.values()],
-            provenance=results.facts.provenance,
-            answer=results.advice.lines(),
-            baseline=analysis.baseline,
-            cells=int(analysis.coverage["expected"].sum()),
-            metrics=study_metrics(analysis),
-            time_ms=time_ms,
+        file, place, name = self._file, self._place, self._file.name
+        run = last_run(folder := place.study_folder(name))
+        setting, facts, _ = (
+            read_about(folder, run) if results is None else (results.record.setting, results.facts, None)
         )
-        self._put([*models, *groups, sweep])
+        grid, space = setting.grid, space_of(file, place)
+        status: Status = "RUNNING" if results is None else "FINISHED"
+        time_ms = 0 if results is None else last_finished_ms(results.rows)
+        numbers = {} if results is None else model_metrics(results.analysis)
+        answer: dict[str, Any] = {}
+        if results is not None:
+            answer = {
+                "artifacts": [(path, "") for path in results.files.values()],
+                "provenance": results.facts.provenance,
+                "answer": results.advice.lines(),
+                "cells": int(results.analysis.coverage["expected"].sum()),
+                "metrics": study_metrics(results.analysis),
+                "time_ms": time_ms,
+            }
+        sweep = sweep_record(
+            name,
+            models=grid.models,
+            tasks=grid.tasks,
+            learning_rates=grid.learning_rates,
+            seeds=grid.seeds,
+            baseline=setting.baseline,
+            points=sum(len(grid.settings_of(task)) for task in grid.tasks),
+            settings=space.common_settings(),
+            main_metrics=space.metrics,
+            rule=setting.rule,
+            given=isinstance(file, SweepFile),
+            grid=space.axes(),
+            pages={page: link for page, link in (pages or other_pages(file, place.store)).items() if page != MLFLOW},
+            status=status,
+            **answer,
+        )
+        abouts = self._abouts(facts)
+        models = [
+            model_record(
+                name, model, about=about, source=source, metrics=numbers.get(model), time_ms=time_ms, status=status
+            )
+            for model, (about, source) in abouts.items()
+        ]
+        families = {task.name: task.family for task in facts.tasks}
+        groups = [
+            group_record(name, model, task, about={**about, "family": families[task]}, status="RUNNING")
+            for model, (about, _) in abouts.items()
+            for task in grid.tasks
+        ]
+        tasks = {task: get_task(task, place.task_dirs) for task in grid.tasks}
+        sources = {name: data_source(task, place.store, place.data_root) for name, task in tasks.items()}
+        told = replace(self.told, records=(sweep, *models, *groups), sources=sources, rule=setting.rule)
+        if results is not None:
+            verdicts = task_verdicts(results.analysis)
+            groups += summaries(name, told, results.analysis, results.rows, verdicts=verdicts)
+        zero_shot = [
+            zero_shot_record(name, row, about=told.abouts.get(row["model"], {}))
+            for row in zero_shot_results(run, place.store)
+        ]
+        # A summary replaces the run that announced it.
+        by_key = {record.key: record for record in (sweep, *models, *groups, *zero_shot)}
+        self.tell(records=tuple(by_key.values()), sources=sources, rule=setting.rule)
 
-    def _put(self, records: Iterable[RunRecord], **changes: Any) -> None:
-        """Add records, parents before their children; a record replaces the one with its key."""
-        by_key = {record.key: record for record in (*self.told.records, *records)}
-        self.tell(records=tuple(by_key.values()), **changes)
-
-
-def _while_running(pages: Mapping[str, str]) -> dict[str, str]:
-    return {name: page for name, page in pages.items() if name != MLFLOW}
+    def _abouts(self, facts: StudyFacts) -> dict[str, tuple[dict[str, str], str | None]]:
+        """Return the parameters of each model, and the source of a model that is given."""
+        file = self._file
+        if isinstance(file, SweepFile):
+            return {name: (given_parameters(source), source) for name, source in file.models.items()}
+        tokens = {model.name: str(model.tokens) for model in facts.models}
+        return {
+            str(name): (
+                named_parameters(name)
+                | {"tokens": tokens[str(name)], "pretraining_data": file.source if name.steps else ""},
+                None if name.steps else file.initial.get(name.size, UNTRAINED),
+            )
+            for name in file.parsed
+        }
 
 
 @contextmanager

@@ -35,10 +35,10 @@ from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_
 from mlmclm.storage.leases import Holder, Leases, ObjectLeases
 from mlmclm.storage.objects import ObjectPath, read_all
 from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, file_size, parsed
+from mlmclm.storage.results_place import results_root
 from mlmclm.storage.retrying import Availability
 from mlmclm.sweeps.cell_failures import forget
 from mlmclm.sweeps.cells import ListedCell, named_result
-from mlmclm.sweeps.results_place import results_root
 
 EXAMPLES = "examples_sha256"
 """Entry of a result file: SHA-256 of its examples file."""

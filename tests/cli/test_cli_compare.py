@@ -19,8 +19,8 @@ from mlmclm.cli.compare import _show
 from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
+from mlmclm.storage.place import Place
 from mlmclm.studies.exports import export_models
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, setting_of, study_space

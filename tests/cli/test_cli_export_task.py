@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import load_file
 from mlmclm.sweeps.results_store import ResultsStore

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from mlmclm.finetuning.cell import cell_key
+from mlmclm.storage.place import Place
 from mlmclm.studies.exports import export_models
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import SweptModel, plan_sweep, prepare_tasks, study_space

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, 
 from mlmclm.models.hub import push
 from mlmclm.models.hub_cache import CachedRepository
 from mlmclm.pretraining import states
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import find_prepared
 from mlmclm.studies.study_file import load_study
 from small_hub import Hub, commit

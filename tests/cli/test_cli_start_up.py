@@ -45,7 +45,9 @@ def test_the_help_of_no_verb_loads_what_its_work_needs() -> None:
 
 
 def test_a_study_that_is_finished_is_looked_at_without_torch_or_ray() -> None:
-    modules = "mlmclm.studies.api, mlmclm.studies.work, mlmclm.studies.study_plan, mlmclm.cli.output, mlmclm.reports.write_report"
+    modules = (
+        "mlmclm.studies.api, mlmclm.studies.work, mlmclm.studies.plan, mlmclm.cli.output, mlmclm.reports.write_report"
+    )
     modules += ", mlmclm.sweeps.run_sweep"
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers', 'ray', 'mlflow'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

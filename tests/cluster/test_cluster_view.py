@@ -18,10 +18,10 @@ from mlmclm.cluster.placement import Growth, NodeType
 from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.pretraining import states
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.work import train_missing_stages
 from ray_nodes import head_with_nodes
 from small_study import write_study
 

@@ -20,7 +20,7 @@ from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
 from mlmclm.launches import ray_tokenising
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import write_study

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mlmclm.errors import UserError
-from mlmclm.studies.place import Place, packaged_studies
+from mlmclm.storage.place import Place, packaged_studies
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study
 from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.study_sweep import study_space

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.plans.recipe import Recipe
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 

@@ -39,10 +39,10 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.step_meter import StepMeter
 from mlmclm.pretraining.step_metrics import StepMetrics
 from mlmclm.pretraining.worker import training_loop
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import prepare_study
-from mlmclm.studies.pretrain_models import utilisation
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.work import utilisation
 from small_study import write_study
 
 LAST = 25

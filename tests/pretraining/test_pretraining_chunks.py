@@ -27,13 +27,13 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import check_architecture, first_config
 from mlmclm.pretraining.seen import training_batches
+from mlmclm.pretraining.state_facts import flops, state_facts, tokens_by_source
+from mlmclm.storage.place import Place
 from mlmclm.studies.exports import export_models
-from mlmclm.studies.facts import flops, state_facts, tokens_by_source
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import prepare_tasks
+from mlmclm.studies.work import train_missing_stages
 from small_study import write_mixed
 
 PHASES = [

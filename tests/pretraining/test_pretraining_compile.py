@@ -132,10 +132,10 @@ def test_a_stage_on_ray_train_has_the_same_curve_compiled(tmp_path: Path, monkey
     from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
     from mlmclm.plans.recipe import Recipe
     from mlmclm.pretraining import states
-    from mlmclm.studies.place import Place
+    from mlmclm.storage.place import Place
     from mlmclm.studies.prepare import prepare_study
-    from mlmclm.studies.pretrain_models import train_missing_stages
     from mlmclm.studies.study_file import load_study
+    from mlmclm.studies.work import train_missing_stages
     from small_study import write_study
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -19,7 +19,7 @@ from mlmclm.launches import run_stage as launch
 from mlmclm.launches.worker_entry import run_in_worker
 from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states, worker
-from mlmclm.studies.pretrain_models import train_missing_stages
+from mlmclm.studies.work import train_missing_stages
 
 
 @pytest.mark.parametrize("wanted", [False, True])

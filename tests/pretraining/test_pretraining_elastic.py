@@ -14,7 +14,7 @@ from small_training import prepared
 
 from mlmclm.cluster.ray_cluster import prepare_environment
 from mlmclm.pretraining import states
-from mlmclm.studies.pretrain_models import train_missing_stages
+from mlmclm.studies.work import train_missing_stages
 from ray_nodes import head_with_nodes
 from small_study import write_study
 

@@ -23,10 +23,10 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_tensors
 from mlmclm.storage.files import disk_fault
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import prepare_study
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.work import train_missing_stages
 
 
 def test_a_stage_whose_worker_is_killed_ends_with_the_same_bits(

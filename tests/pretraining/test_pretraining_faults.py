@@ -19,7 +19,7 @@ from small_training import prepared
 from mlmclm.errors import EnvironmentFault
 from mlmclm.pretraining import states
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import train_missing_stages
+from mlmclm.studies.work import train_missing_stages
 
 
 def weights(made: PreparedStudy, index: int = 0) -> dict[str, Any]:

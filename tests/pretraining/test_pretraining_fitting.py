@@ -23,7 +23,7 @@ from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
 from mlmclm.pretraining.job import StageJob
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import train_missing_stages
+from mlmclm.studies.work import train_missing_stages
 
 
 @pytest.mark.parametrize(

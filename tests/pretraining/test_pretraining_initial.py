@@ -41,8 +41,8 @@ from mlmclm.pretraining.job import StageJob
 from mlmclm.pretraining.seen import training_batches
 from mlmclm.pretraining.worker import first_model, hollow_model, write_beginning
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.place import Place
 from mlmclm.studies.exports import export_models
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study, with_suite
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space

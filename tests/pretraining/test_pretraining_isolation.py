@@ -15,8 +15,8 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.pretraining.collator import Collator, separator
 from mlmclm.pretraining.initial import check_architecture
 from mlmclm.pretraining.seen import training_batches
-from mlmclm.studies.facts import flops
-from mlmclm.studies.place import Place
+from mlmclm.pretraining.state_facts import flops
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import write_study

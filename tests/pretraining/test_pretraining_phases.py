@@ -21,18 +21,16 @@ from mlmclm.models.architectures import set_rope
 from mlmclm.models.build import build_model
 from mlmclm.plans.names import parse_name
 from mlmclm.plans.recipe import Recipe
-from mlmclm.plans.segments import revision_steps
 from mlmclm.pretraining import states
 from mlmclm.pretraining.collator import Collator
 from mlmclm.pretraining.initial import first_config
 from mlmclm.pretraining.seen import training_batches
 from mlmclm.pretraining.worker import VALIDATION_STEP
-from mlmclm.studies.export_model import export_revisions
-from mlmclm.studies.exports import export_models, find_state
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
+from mlmclm.studies.exports import export_models, export_revisions
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.work import train_missing_stages
 from small_models import save_small_model
 from small_study import write_mixed
 
@@ -193,10 +191,8 @@ def test_phases_with_their_own_mixes_are_a_plain_loop_even_if_a_worker_is_killed
 
 @pytest.mark.slow
 def test_revisions_are_tagged_by_phase_and_have_its_positions(trained: PreparedStudy, tmp_path: Path) -> None:
-    name = parse_name(MODELS[-1])
-    found = find_state(trained, name)
-    steps = revision_steps(found.state.segments, trained.study.recipe)
-    done = export_revisions(found, tmp_path, "me/small", steps, {})
+    where = trained.study, trained.place, MODELS[-1], tmp_path
+    _, done, _ = export_revisions(*where, "me/small", None, source="study.yaml", dry_run=False)
     assert done.tags == ("step0", "step4", "step8", "ext4", "cross2", "cross5") and not done.missing
     for tag, length, base in (("step8", 16, 10_000), ("ext4", 64, 160_000), ("cross5", 64, 160_000)):
         model = AutoModelForMaskedLM.from_pretrained("me/small-encoder", revision=tag, cache_dir=tmp_path)

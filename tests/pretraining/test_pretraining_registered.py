@@ -28,7 +28,7 @@ from mlmclm.pretraining.callbacks.callback import added_kinds
 from mlmclm.pretraining.checkpoints import TrainingState, read_tensors, write_tensors
 from mlmclm.registry import KINDS
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.pretrain_models import train_missing_stages
+from mlmclm.studies.work import train_missing_stages
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.space import Space

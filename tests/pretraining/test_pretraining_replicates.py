@@ -19,11 +19,11 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import make_plan
 from mlmclm.pretraining import states
 from mlmclm.pretraining.seen import TrainingBatch, training_batches
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import study_space
+from mlmclm.studies.work import train_missing_stages
 
 RECIPE = {"warmup_steps": 10, "decay_steps": 10, "seed": 5}
 

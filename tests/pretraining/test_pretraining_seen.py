@@ -17,10 +17,10 @@ from mlmclm.cli.main import main
 from mlmclm.corpora.tokenizer import vocabulary
 from mlmclm.pretraining import states
 from mlmclm.pretraining.checkpoints import read_weights
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
-from mlmclm.studies.pretrain_models import train_missing_stages
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.work import train_missing_stages
 from small_study import write_study
 
 MODEL = "1m-clm-1-mlm40-2"

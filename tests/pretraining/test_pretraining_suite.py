@@ -15,8 +15,8 @@ from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
 from mlmclm.launches.run_stage import run_stage
 from mlmclm.plans.stages import Stage
 from mlmclm.pretraining import states
-from mlmclm.studies import pretrain_models as pretraining
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
+from mlmclm.studies import work as pretraining
 from mlmclm.studies.prepare import PreparedStudy, prepare_study, with_suite
 from mlmclm.studies.study_file import load_study
 from small_study import write_study

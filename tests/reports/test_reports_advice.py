@@ -37,7 +37,7 @@ from mlmclm.reports.wording import clearly_different, level_groups
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.studies.place import EXAMPLES
+from mlmclm.storage.place import EXAMPLES
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.space import find_space
 

@@ -106,7 +106,7 @@ def stage(folder: Path, *, number: int) -> Run:
     from mlmclm.pretraining.job import StageJob
     from mlmclm.pretraining.worker import train_stage
     from mlmclm.storage.files import hash_file
-    from mlmclm.studies.place import Place
+    from mlmclm.storage.place import Place
     from mlmclm.studies.prepare import prepare_study
     from mlmclm.studies.study_file import load_study
     from small_models import save_small_decoder

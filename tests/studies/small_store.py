@@ -17,8 +17,8 @@ from mlmclm.finetuning.kept import KeptEncoder, load_kept
 from mlmclm.finetuning.run import keep_encoder, run_cell
 from mlmclm.models.folder import load_encoder
 from mlmclm.pretraining import checkpoints, states
+from mlmclm.storage.place import Place
 from mlmclm.studies.exports import export_models, restore_exports
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import PreparedStudy, prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, prepare_tasks, study_space

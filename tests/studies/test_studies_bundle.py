@@ -31,11 +31,11 @@ from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import canonical_json
+from mlmclm.storage.place import Place
 from mlmclm.studies.api import published
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import BundleCheck, check_of, models_in
-from mlmclm.studies.record_of_study import commits
+from mlmclm.studies.record import commits
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.results_store import ResultsStore

@@ -27,12 +27,11 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.seeds import Seeds, seed_value
 from mlmclm.storage.checksums import write_checksums
 from mlmclm.storage.files import only_one
+from mlmclm.storage.place import LOCK
 from mlmclm.storage.retrying import NoAnswer
 from mlmclm.studies import follower as follower_module
-from mlmclm.studies import follower_process
-from mlmclm.studies.follower import FILE, FollowedStage, Follower, TrackedStudy, summary_of, write_runs
-from mlmclm.studies.follower_process import following
-from mlmclm.studies.place import LOCK
+from mlmclm.studies import follower as follower_process
+from mlmclm.studies.follower import FILE, FollowedStage, Follower, TrackedStudy, following, summary_of, write_runs
 from mlmclm.studies.study_file import SweepFile
 from mlmclm.studies.study_tracking import follow_study
 from mlmclm.sweeps.manifest import listed_cells, write_manifest
@@ -49,10 +48,10 @@ from sweep_cells import make_cells
 
 LIMITS = "LIMIT_AFTER_ERROR = follower_process.LIMIT_IF_TERMINATED = follower_process.SECONDS_TO_END = 300.0"
 PATIENT = f"""
-from mlmclm.studies import follower_process
+from mlmclm.studies import follower as follower_process
 follower_process.{LIMITS}
 follower_process.PROGRAM = follower_process.PROGRAM.replace(
-    "main()", "from mlmclm.studies import follower_process; follower_process.{LIMITS}; follower_process.TIMEOUT = 200.0; main()"
+    "main()", "from mlmclm.studies import follower as follower_process; follower_process.{LIMITS}; follower_process.TIMEOUT = 200.0; main()"
 )
 """
 """A slow machine writes in five minutes what others write in the seconds that a process has at its end."""
@@ -60,7 +59,7 @@ DRIVER = f"""{PATIENT}
 import sys, time
 from pathlib import Path
 from mlmclm.storage.files import only_one
-from mlmclm.studies.follower_process import following
+from mlmclm.studies.follower import following
 with only_one(Path(sys.argv[1]) / "studies" / "study" / ".lock", "study"):
     with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2]):
         time.sleep(300)
@@ -72,7 +71,7 @@ from pathlib import Path
 from mlmclm.cli.interruption import ended_by_signals
 from mlmclm.storage.files import only_one
 from mlmclm.studies.follower import TrackedStudy, write_runs
-from mlmclm.studies.follower_process import following
+from mlmclm.studies.follower import following
 folder = Path(sys.argv[1]) / "studies" / "study"
 with ended_by_signals(), only_one(folder / ".lock", "study"):
     end = lambda status: write_runs(folder, TrackedStudy(status))
@@ -82,7 +81,7 @@ with ended_by_signals(), only_one(folder / ".lock", "study"):
 """A study's process that is ended, as a command is."""
 NOTEBOOK = """
 from pathlib import Path
-from mlmclm.studies.follower_process import following
+from mlmclm.studies.follower import following
 with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2]):
     pass
 """

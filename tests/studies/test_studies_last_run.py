@@ -10,8 +10,8 @@ import pytest
 import mlmclm
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
-from mlmclm.studies.last_run import KnownStudy, as_yaml, known_studies, remember_run
-from mlmclm.studies.place import Place, packaged_studies
+from mlmclm.storage.place import Place, packaged_studies
+from mlmclm.studies.record import KnownStudy, as_yaml, known_studies, write_record
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file, load_study
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.space import Space
@@ -37,7 +37,7 @@ def study_of(folder: Path) -> StudyFile:
 
 def remember(file: AnyFile, place: Place, command: str = "", tasks: tuple[str, ...] = ("sst2",)) -> None:
     space = {"tasks": tasks, "learning_rates": [1e-3], "seeds": [0], "protocol": {"max_steps": 5}}
-    remember_run(StudySweep(file, place, parse_config(Space, space, where="space")), command, {})
+    write_record(StudySweep(file, place, parse_config(Space, space, where="space")), command, {})
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -23,9 +23,9 @@ from mlmclm.plans.costs import segment_flops
 from mlmclm.plans.names import parse_name
 from mlmclm.plans.segments import samples_of
 from mlmclm.pretraining.initial import shape
+from mlmclm.pretraining.state_facts import flops, state_facts
 from mlmclm.reports.model_card import model_card
-from mlmclm.studies.facts import flops, state_facts
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import PreparedStudy, find_prepared, prepare_study
 from mlmclm.studies.study_file import load_study
 from small_study import MIXED_PHASES, write_mixed

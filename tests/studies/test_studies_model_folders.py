@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mlmclm.models.folder import load_encoder, weights_hash
-from mlmclm.studies.exports import export_models, link_files
-from mlmclm.studies.place import Place
+from mlmclm.models.stored_model import ExportedModel
+from mlmclm.storage.place import Place
+from mlmclm.studies.exports import export_models
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.find_model import find_model
@@ -46,7 +47,7 @@ def test_studies_with_one_model_need_no_name_of_a_study(tmp_path: Path) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
+    folder = tmp_path / "states" / "key" / "model"
     (folder / "decoder").mkdir(parents=True)
     for name in ("config.json", "README.md", "model.safetensors", "decoder/config.json"):
         (folder / name).write_text(name)
@@ -59,7 +60,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_linked_files_take_no_room_and_follow_the_export(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "studies" / "model"
-    link_files(source, target)
+    ExportedModel(tmp_path, "key").link(target)
     assert contents(target) == contents(source)
     assert all((target / name).samefile(source / name) for name in contents(source))
     (source / "model.safetensors").unlink()
@@ -67,7 +68,7 @@ def test_linked_files_take_no_room_and_follow_the_export(source: Path, tmp_path:
     (target / "notes.txt").write_text("mine")
     (target / "README.md").unlink()
     (target / "README.md").write_text("my card")
-    link_files(source, target)
+    ExportedModel(tmp_path, "key").link(target)
     assert contents(target) == {**contents(source), "notes.txt": "mine", "README.md": "my card"}
 
 
@@ -79,8 +80,8 @@ def test_files_are_copied_once_where_they_cannot_be_linked(
 
     monkeypatch.setattr(os, "link", refused)
     target = tmp_path / "elsewhere"
-    link_files(source, target)
+    ExportedModel(tmp_path, "key").link(target)
     assert contents(target) == contents(source)
     before = {file: file.stat().st_ino for file in target.rglob("*")}
-    link_files(source, target)
+    ExportedModel(tmp_path, "key").link(target)
     assert {file: file.stat().st_ino for file in target.rglob("*")} == before

@@ -18,10 +18,10 @@ import mlmclm
 from mlmclm import progress
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
+from mlmclm.storage.place import open_place
 from mlmclm.studies import new_study
-from mlmclm.studies.data_file import read_task
 from mlmclm.studies.new_study import LADDER, count_weights, rates_for, settings_for, write_study
-from mlmclm.studies.place import open_place
+from mlmclm.tasks.data_file import read_task
 from mlmclm.tasks.inference import Overrides
 from small_models import BAD, FILL, GOOD, save_small_model
 

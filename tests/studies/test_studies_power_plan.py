@@ -18,7 +18,7 @@ from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
 from mlmclm.seeds import Seeds
-from mlmclm.studies.place import EXAMPLES
+from mlmclm.storage.place import EXAMPLES
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.work import compute_missing as compute_sweep

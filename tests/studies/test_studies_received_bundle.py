@@ -28,8 +28,8 @@ from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.errors import UserError
 from mlmclm.results.intervals import most_wrong
+from mlmclm.storage.place import Place
 from mlmclm.studies.api import published
-from mlmclm.studies.place import Place
 from mlmclm.studies.recompute import Recomputed, check_of
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file
 from small_record import copied, edit_json, edit_rows, make_record, read_rows, seal, small_record

@@ -25,9 +25,9 @@ from mlmclm.pretraining import checkpoints
 from mlmclm.pydocs.pin import write_pin
 from mlmclm.storage.checksums import sealed, unsealed, write_checksums, write_sealed
 from mlmclm.storage.files import stable_hash
+from mlmclm.storage.place import Place
 from mlmclm.studies.artifacts import KINDS as ARTIFACTS
 from mlmclm.studies.artifacts import Contents, Verified, pieces_of, verify
-from mlmclm.studies.place import Place
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import models_in
 from mlmclm.sweeps.manifest import write_manifest

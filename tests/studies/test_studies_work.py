@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from mlmclm import progress
+from mlmclm.storage.place import open_place
 from mlmclm.studies import work
-from mlmclm.studies.place import open_place
 
 
 def test_a_slow_start_of_ray_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from mlmclm.models.folder import content_hashes, weights_hashes
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import read_json, stable_hash, write_json
-from mlmclm.studies.last_run import grid_difference, grid_of
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import find_prepared, prepare_study
 from mlmclm.studies.study_file import load_study
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
 from mlmclm.sweeps.find_model import find_model
+from mlmclm.sweeps.grid import grid_difference, grid_of
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import ModelGrid, plan_cells

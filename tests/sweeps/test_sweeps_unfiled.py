@@ -21,10 +21,10 @@ from mlmclm.errors import EnvironmentFault, MissingBucket, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.results.examples import to_parquet
 from mlmclm.storage.objects import bucket_of
+from mlmclm.storage.place import open_place
+from mlmclm.storage.results_place import wait_for_storage
 from mlmclm.storage.retrying import NoAnswer
-from mlmclm.studies.place import open_place
 from mlmclm.sweeps.cell_failures import Retries, failure_notes
-from mlmclm.sweeps.results_place import wait_for_storage
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions

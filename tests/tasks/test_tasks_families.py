@@ -32,8 +32,8 @@ from mlmclm.registry import KINDS, RegistryEntry
 from mlmclm.reports import text
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
-from mlmclm.studies.one_cell import one_cell
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
+from mlmclm.sweeps.one_cell import one_cell
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task, task_names

@@ -20,8 +20,8 @@ from test_tasks_columns import load
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import open_source
 from mlmclm.errors import UserError
-from mlmclm.studies.data_file import FileTask, read_task
 from mlmclm.tasks.columns import TaskData
+from mlmclm.tasks.data_file import FileTask, read_task
 from mlmclm.tasks.declared_tasks import find_tasks
 from mlmclm.tasks.division import held_out_rows, row_groups
 from mlmclm.tasks.inference import Overrides

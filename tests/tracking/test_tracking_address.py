@@ -18,7 +18,7 @@ from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.service.state import MLFLOW, Member, ServiceState, members_of, write_service_state
 from mlmclm.storage.files import machine, only_one
-from mlmclm.studies.place import LOCK, Place
+from mlmclm.storage.place import LOCK, Place
 from mlmclm.studies.study_file import StudyFile
 from mlmclm.studies.study_tracking import GRAFANA_VARIABLES, other_pages, recorded_runs, tracked
 from mlmclm.sweeps.manifest import write_manifest

@@ -64,7 +64,7 @@ def open_place(**folders: Unpack[StudyFolders]) -> Place:
     if data is not None and not data.is_dir():
         raise UserError(f"--data {data}: no such folder.")
     if (seconds := folders.get("wait_for_storage")) is not None:
-        from mlmclm.sweeps.results_place import wait_for_storage
+        from mlmclm.storage.results_place import wait_for_storage
 
         wait_for_storage(store, seconds)
     return Place(store, data.resolve() if data is not None else None, tuple(map(Path.resolve, _tasks(folders))))

@@ -1,25 +1,41 @@
-"""The plan of a study: how much of it the store has, the work that a run would do now, and its time and cost."""
+"""Plans of studies: how much of one the store has, what a run would do now, what pretraining costs, and the two papers' own scale."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import EnvironmentFault, UserError, unknown
+from mlmclm.models.sizes import SIZES, TITLES, Size, parameters
 from mlmclm.numbers import rate_text, time_text
+from mlmclm.plans.costs import Pricing
+from mlmclm.plans.devices import DEFAULT_DEVICE, DEFAULT_UTILISATION, HERE, Device
+from mlmclm.plans.names import parse_name
+from mlmclm.plans.recipe import Recipe
+from mlmclm.plans.stages import Plan, Stage, make_plan
+from mlmclm.plans.suite import Suite, find_suite
 from mlmclm.progress import say
+from mlmclm.reports.charts import Axis, Chart, Stripe, Style
+from mlmclm.reports.drawing import LOOKS, Figure
+from mlmclm.reports.templating import render
 from mlmclm.seeds import Seed, seed_labels, seed_value
-from mlmclm.studies.last_run import grid_of_study, since_last
+from mlmclm.storage.place import REPLICATIONS
 from mlmclm.studies.power_plan import PowerPlan, power_plan
+from mlmclm.studies.record import grid_of_study, since_last
+from mlmclm.studies.study_file import StudyFile, load_study
 from mlmclm.studies.study_sweep import StudySweep
-from mlmclm.studies.zero_shot import evaluations_there, zero_shot_tasks
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.zero_shot import evaluations_there, zero_shot_tasks
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.estimate import Range, SweepEstimate
+
+_LANE_PIXELS = 26
+_BAR_PIXELS = 18
 
 
 @dataclass(frozen=True)
@@ -240,7 +256,7 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
             )
         except UserError as error:
             say(f"no estimate of the time: {error}")
-    zero_shot = zero_shot_tasks(file, place)
+    zero_shot = zero_shot_tasks(file.zero_shot, file.folder, place)
     evaluations = None if zero_shot is None else len(file.models) * len(zero_shot.tasks)
     done = (
         0 if zero_shot is None else evaluations_there((swept.model for swept in sweep.models), sweep.place, zero_shot)
@@ -263,3 +279,233 @@ def plan_of_sweep(sweep: StudySweep, *, workers: int | None, price: float | None
         evaluations_to_compute=(evaluations or 0) - done,
         power=power_plan(sweep, planned.cells, complete=not to_compute),
     )
+
+
+@dataclass(frozen=True)
+class PricedPlan:
+    """A plan, its cost, and the suite whose models it trains, if any."""
+
+    plan: Plan
+    pricing: Pricing
+    suite: Suite | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan and its costs as plain values."""
+        plan, pricing = self.plan, self.pricing
+        cost, alone = pricing.plan(plan), pricing.states(plan.alone)
+        return {
+            "models": [str(name) for name in plan.models],
+            "stages": [self._stage(stage) for stage in plan.tree()],
+            "steps": plan.steps,
+            "steps_without_sharing": plan.steps_alone,
+            "steps_shared": plan.steps_shared,
+            "tokens": cost.tokens,
+            "tokens_without_sharing": alone.tokens,
+            "flops": cost.flops,
+            "flops_without_sharing": alone.flops,
+            "device_hours": cost.device_hours,
+            "device_hours_without_sharing": alone.device_hours,
+            "sizes": self.sizes(),
+            "utilisation": pricing.utilisation,
+            "device": {"name": pricing.device_name, **asdict(pricing.device)},
+            **({} if self.suite is None else self.suite.model_dump(mode="json", include={"mixes", "departures"})),
+        }
+
+    def _stage(self, stage: Stage) -> dict[str, Any]:
+        plan, cost = self.plan, self.pricing.stage(stage)
+        return {
+            "objective": str(stage.objective),
+            "size": stage.end.size,
+            "from": stage.start.step,
+            "starts_from": str(stage.start),
+            "depth": plan.depth(stage),
+            "to": stage.end.step,
+            "deposits": [state.step for state in stage.states],
+            "stretches": [
+                {"from": part.start, "to": part.stop, "models": list(part.models)} for part in plan.stretches(stage)
+            ],
+            "tokens": cost.tokens,
+            "flops": cost.flops,
+            "device_hours": cost.device_hours,
+            "models": list(stage.models),
+        }
+
+    def sizes(self) -> dict[str, dict[str, Any]]:
+        """Return architecture, vocabulary and parameters of each size of the plan's models, in order."""
+        plan, pricing, sizes = self.plan, self.pricing, dict[str, dict[str, Any]]()
+        for size in dict.fromkeys(name.size for name in plan.models):
+            shape, rows = pricing.sizes[size], pricing.rows(size)
+            whose = "its own" if shape.vocabulary is not None else "as given"
+            if shape.vocabulary is None and pricing.vocabulary is None:
+                whose = f"as published: {TITLES[shape.architecture]}"
+            facts = {"architecture": shape.architecture, "vocabulary": rows, "vocabulary_of": whose}
+            sizes[size] = {**facts, "parameters": parameters(shape, rows)}
+        return sizes
+
+
+def price_plan(
+    names: Sequence[str] = (),
+    *,
+    suite: str | None = None,
+    study: Path | None = None,
+    device: str | None = None,
+    vocabulary: int | None = None,
+    utilisation: float = DEFAULT_UTILISATION,
+) -> PricedPlan:
+    """Return the plan of models and its costs; a study gives the recipe, and the models unless some are named.
+
+    Args:
+        names: model names.
+        suite: name or file of a suite, in place of names.
+        study: a study file, or the name of a packaged study.
+        device: the device whose hours are counted; for the models of a study, by default this machine, measured.
+        vocabulary: its size in tokens; by default the study's, else the published models'.
+        utilisation: share of the device's peak that is assumed to be reached.
+
+    Raises:
+        UserError: a name, the suite or the study is wrong, or there is nothing to plan.
+    """
+    if names and suite is not None:
+        raise UserError("plan: name models or give --suite, not both.")
+    file = load_study(study) if study is not None else None
+    recipe = file.recipe if file is not None else Recipe()
+    sizes = file.sizes if file is not None else tuple(SIZES)
+    chosen = find_suite(suite, sizes) if suite is not None else None
+    if chosen is not None:
+        sources = file.corpora if file is not None else ()
+        models = chosen.parsed
+        recipe = chosen.recipe_over(recipe, where=f"--suite {suite}: recipe", sources=sources)
+    elif names or file is not None:
+        models = tuple(parse_name(name, sizes) for name in names or (file.models if file is not None else ()))
+    else:
+        raise UserError("plan: name at least one model, or give --suite or --study.")
+    plan = make_plan(models, recipe)
+    if vocabulary is None and file is not None and file.tokenizer is not None:
+        vocabulary = file.tokenizer.train_vocab_size
+    shapes = _shapes(file, {name.size for name in models}) if file is not None else {}
+    device = device or (HERE if file is not None and suite is None else DEFAULT_DEVICE)
+    machine = _this_machine(recipe) if device == HERE else None
+    return PricedPlan(plan, Pricing(recipe, vocabulary, device, utilisation, {**SIZES, **shapes}, machine), chosen)
+
+
+def _this_machine(recipe: Recipe) -> Device:
+    # Printed before the import, which takes long because it loads torch.
+    say("measuring this machine (--device names another)")
+    from mlmclm.pretraining.speed import this_machine
+
+    return this_machine(bf16=recipe.precision != "fp32")
+
+
+def _shapes(file: StudyFile, sizes: set[str]) -> dict[str, Size]:
+    """Return the shapes of the models to continue from, read from their configurations alone."""
+    sources = {size: source for size, source in file.initial.items() if size in sizes}
+    if not sources:
+        return {}
+    from mlmclm.pretraining.initial import source_sizes
+
+    return source_sizes(sources, beside=file.folder)
+
+
+def plan_page(plan: Plan, pricing: Pricing) -> str:
+    """Return a self-contained HTML page; steps run to the right, and a stage's children are in the lanes below it.
+
+    The number on a bar is the number of models that share its steps, which are trained once; pointing at the bar shows
+    their names.
+    """
+    stages = plan.tree()
+    lane = {stage: number for number, stage in enumerate(stages)}
+    steps = Axis.numbers([0, *(stage.end.step for stage in stages)], "optimiser steps", tight=True)
+    chart = Chart(steps, Axis.names([stage.title for stage in stages]), _LANE_PIXELS * len(stages))
+    for stage in stages:
+        parent = plan.parent(stage)
+        if parent is not None:
+            # Connects a stage to its parent at the step at which it branches off.
+            chart.upright(stage.start.step, Style("branch"), (lane[parent], lane[stage]))
+    objectives = sorted({str(stage.objective) for stage in stages})
+    legend = tuple(
+        (objective, Style(LOOKS[number % len(LOOKS)], number)) for number, objective in enumerate(objectives)
+    )
+    for objective, style in legend:
+        chart.series(style)
+        for stage in stages:
+            if str(stage.objective) == objective:
+                for part in plan.stretches(stage):
+                    words = "\n".join((f"steps {part.start:,} to {part.stop:,}, for", *part.models))
+                    shared = str(len(part.models)) if len(part.models) > 1 else ""
+                    chart.add(Stripe(part.start, part.stop, lane[stage], _BAR_PIXELS, words, shared))
+    cost, alone = pricing.plan(plan), pricing.states(plan.alone)
+    subtitle = (
+        f"{cost.steps:,} steps, {alone.steps:,} if each model were trained alone; {cost.flops:.3g} FLOPs, {cost.device_hours:,.0f} hours of one "
+        f"{pricing.device.title} at {pricing.utilisation:.0%} of its peak"
+    )
+    title = f"{len(plan.models)} models in {len(stages)} stages"
+    alt = "Bars: the stages of the plan against optimiser steps, coloured by objective."
+    return render("plan.html.j2", figure=Figure("plan", title, chart, alt, subtitle, legend))
+
+
+@dataclass(frozen=True)
+class PaperScale:
+    """A paper's own scale, which is planned but not computed: the suite of its models, and the commands that would run it."""
+
+    suite: str
+    study: str | None
+    """The packaged study that has the suite's recipe and the paper's grid of fine-tuning; None if there is none."""
+    commands: tuple[tuple[str, str], ...]
+    """Commands, by the purpose of each."""
+
+
+PAPERS = {
+    "study": PaperScale(
+        "paper",
+        "paper",
+        (
+            ("the models above", "mlmclm pretrain paper --suite paper --ray ADDRESS"),
+            ("30 of them with the grid below, as in the first version", "mlmclm study paper --ray ADDRESS"),
+        ),
+    ),
+    "ettin": PaperScale(
+        "ettin",
+        None,
+        (
+            (
+                "the models above, from a study file of yours with Ettin's corpora",
+                "mlmclm pretrain FILE --suite ettin --ray ADDRESS",
+            ),
+        ),
+    ),
+}
+COMPUTED = ("tiny", "small")
+SCALES = (*COMPUTED, "paper")
+
+
+def replication_of(paper: str, scale: str) -> str:
+    """Return the name of the packaged study of a paper (`PAPERS`) at a scale that is computed (`COMPUTED`).
+
+    Raises:
+        UserError: there is no such paper or scale.
+    """
+    if paper not in PAPERS:
+        raise unknown("paper", paper, PAPERS)
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES, where="--scale")
+    return f"replicate-{paper}-{scale}"
+
+
+def write_replication(name: str, folder: Path) -> list[Path]:
+    """Copy a packaged replication to a folder, with the tasks that it names; return the paths, the study's first.
+
+    Raises:
+        UserError: a file is there already.
+    """
+    source = REPLICATIONS / f"{name}.yaml"
+    zero_shot = load_study(source).zero_shot
+    declared = [REPLICATIONS / task for task in (zero_shot.tasks if zero_shot else ()) if task.endswith(".yaml")]
+    tasks = [file for task in declared for file in sorted(task.parent.glob(f"{task.stem}.*"))]
+    files = {file: folder / file.relative_to(REPLICATIONS) for file in (source, *tasks)}
+    for target in files.values():
+        if target.exists():
+            raise UserError(f"{target}: it exists and is not overwritten; name another folder.")
+    for file, target in files.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    return list(files.values())

@@ -23,7 +23,7 @@ from mlmclm.errors import UserError, for_each, meant_path, printable
 from mlmclm.models.sources import longest
 from mlmclm.storage.data_files import COMPRESSED, file_names_in, instead_of, kind_of
 from mlmclm.storage.files import read_json, write_atomic
-from mlmclm.studies.place import open_place
+from mlmclm.storage.place import open_place
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, as_class_names, class_names
 from mlmclm.tasks.declaration import FAMILIES, Task

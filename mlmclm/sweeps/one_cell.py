@@ -18,7 +18,7 @@ from mlmclm.models.folder import check_length, context_of
 from mlmclm.models.warm_up import compile_kernels
 from mlmclm.progress import Bar, bars, say_once
 from mlmclm.seeds import Seed, read_seed
-from mlmclm.studies.place import Place
+from mlmclm.storage.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name, named_result, recorded_cell
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.protocols import TaskProtocols, find_protocol

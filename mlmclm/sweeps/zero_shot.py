@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mlmclm.arguments import StudyFolders, known_arguments
+from mlmclm.backends.device_kinds import Choice
 from mlmclm.cluster.ray_cluster import Session
 from mlmclm.errors import MlmclmError, UserError, for_each
 from mlmclm.evaluation.evaluations import (
@@ -24,9 +25,7 @@ from mlmclm.evaluation.evaluations import (
 )
 from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb, read_tasks
 from mlmclm.progress import Bar, say
-from mlmclm.reports.study_facts import ZeroShotFacts
-from mlmclm.studies.place import Place, open_place
-from mlmclm.studies.study_file import AnyFile
+from mlmclm.storage.place import Place, open_place
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.ray_evaluation import evaluate_missing
@@ -54,12 +53,12 @@ class ZeroShotTasks:
         )  # one error names all damaged ones
 
 
-def zero_shot_tasks(file: AnyFile, place: Place) -> ZeroShotTasks | None:
-    """Read a study's zero-shot tasks; None if there are none. Raises like `read_tasks`."""
-    if file.zero_shot is None:
+def zero_shot_tasks(zero_shot: ZeroShot | None, folder: Path | None, place: Place) -> ZeroShotTasks | None:
+    """Read the zero-shot tasks of a study's file in a folder; None if there are none. Raises like `read_tasks`."""
+    if zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
-    asked = file.zero_shot.found(file.folder, place.data_root)
+    asked = zero_shot.found(folder, place.data_root)
     return ZeroShotTasks(asked, asked.read(place.data_root))
 
 
@@ -73,13 +72,13 @@ def listed_evaluations(wanted: Sequence[tuple[Subject, ZeroShotTask]]) -> dict[s
     }
 
 
-def evaluate_study(
-    file: AnyFile,
-    place: Place,
+def evaluate_models(
     wanted: Sequence[tuple[Subject, ZeroShotTask]],
     asked: ZeroShot,
+    place: Place,
     *,
     session: Session,
+    device: Choice,
     cpus: float,
 ) -> MlmclmError | None:
     """Compute the missing evaluations of a study's models, on some CPUs each; open a Ray session only if needed.
@@ -97,9 +96,7 @@ def evaluate_study(
         return None
     try:
         with session():
-            evaluate_missing(
-                missing, asked, store=place.store, data_root=place.data_root, device=file.device, cpus=cpus
-            )
+            evaluate_missing(missing, asked, store=place.store, data_root=place.data_root, device=device, cpus=cpus)
     except MlmclmError as error:
         say(f"{error}\nThe study continues, and will end with this error.")
         return error
@@ -122,27 +119,6 @@ def zero_shot_results(run: Mapping[str, Any], store: Path) -> list[dict[str, Any
         for entry, result in evaluations
         if result is not None
     ]
-
-
-def zero_shot_facts(run: Mapping[str, Any], store: Path) -> tuple[ZeroShotFacts, ...]:
-    """Return the results so far as the report shows them."""
-    return tuple(
-        ZeroShotFacts(
-            result["model"],
-            result["task"],
-            result["scoring"],
-            result["main"],
-            result["metrics"],
-            tuple(map(float, _numbers(result["values"].get(result["main"])))),
-        )
-        for result in zero_shot_results(run, store)
-    )
-
-
-def _numbers(values: Any) -> list[float]:
-    """Return the examples' values if all are numbers (a perplexity's are pairs)."""
-    numbers = values or []
-    return numbers if all(isinstance(number, int | float) for number in numbers) else []
 
 
 @dataclass(frozen=True)
