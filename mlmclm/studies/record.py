@@ -380,7 +380,7 @@ def to_publish(record: StudyRecord, file: AnyFile, place: Place, *, examples: bo
     """Return the record of a study with its files, and without paths and names of machines.
 
     Args:
-        file: the study's, as it was last run (`last_run.kept_file`).
+        file: the study's, as it was last run (`kept_file`).
         examples: whether it has the outcomes of test examples, and with them the tasks' expected answers.
 
     Raises:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ from mlmclm.tasks.splits import reader
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.studies.study_tracking import StudyRuns
-    from mlmclm.studies.work import OpenSession, StudyWork
+    from mlmclm.studies.work import RaySession
 
 
 class Study:
@@ -212,12 +213,12 @@ class Study:
         Raises:
             UserError: something is wrong with the corpus, the tokenizer, a model's name, a task or its data.
         """
-        from mlmclm.studies.work import one_session
+        from mlmclm.studies.work import RaySession
 
         file = self.trained_file
         space = None if file.space is None else study_space(file, self.place.task_dirs)
-        with one_session(self.place, ray, wait_for_nodes) as opened:
-            prepared = self._prepared(opened)
+        with closing(RaySession(self.place, ray, wait_for_nodes)) as session:
+            prepared = self._prepared(session)
         return prepared, {} if space is None else prepare_tasks(prepared, space)
 
     def pretrain(self, *, ray: str | None = None, wait_for_nodes: float = SECONDS_FOR_NODES) -> list[SweepModel]:
@@ -232,8 +233,8 @@ class Study:
         """
         from mlmclm.studies.work import work_on
 
-        with work_on(self.trained_file, self.place, ray, wait_for_nodes) as work:
-            return self._trained(self._prepared(work), work)
+        with work_on(self.trained_file, self.place, ray, wait_for_nodes) as (session, runs):
+            return self._trained(self._prepared(session), session, runs)
 
     def narrowed(self, models: Sequence[str], suite: str | None = None) -> Study:
         """Return the study with the named models only, or with all if none is named; with a suite, its models (`with_suite`).
@@ -287,21 +288,21 @@ class Study:
         evaluations = zero_shot_tasks(self.file.zero_shot, self.file.folder, self.place)
         check_last(self.folder, grid_of_study(begun), replace=replace)
         self.file.find_claims()  # the report reads them again, but an error then would come late
-        with work_on(self.file, self.place, ray, wait_for_nodes) as work:
-            sweep = self._made(begun, work, pretrain=pretrain)
+        with work_on(self.file, self.place, ray, wait_for_nodes) as (session, runs):
+            sweep = self._made(begun, session, runs, pretrain=pretrain)
             models = [swept.model for swept in sweep.models]
             wanted = evaluations.of_models(models, Evaluations(self.place.store)) if evaluations is not None else []
             write_record(sweep, self.command, record_value(sweep) | listed_evaluations(wanted))
-            work.tracking.recorded()
+            runs.recorded()
             failure = None
             if evaluations is not None:
                 # Evaluations may take long; without this, the list of cells would be the last run's until they end.
                 write_manifest(self.folder, self.name, sweep.plan())
                 asked, device, cpus = evaluations.asked, self.file.device, sweep.space.cpus_per_cell
-                failure = evaluate_models(wanted, asked, self.place, session=work.session, device=device, cpus=cpus)
-                work.tracking.recorded()
-            outcome = compute_missing(sweep, work.session, wait_for_nodes=wait_for_nodes)
-            results = self._written(self._results(outcome.results, failure), self.folder, work.tracking)
+                failure = evaluate_models(wanted, asked, self.place, session=session, device=device, cpus=cpus)
+                runs.recorded()
+            outcome = compute_missing(sweep, session, wait_for_nodes=wait_for_nodes)
+            results = self._written(self._results(outcome.results, failure), self.folder, runs)
         results.grids = outcome.grids
         if failure is not None and check:
             raise failure
@@ -392,14 +393,16 @@ class Study:
             )
         return find_given(file, place)
 
-    def _made(self, begun: StudySweep, work: StudyWork, *, pretrain: bool) -> StudySweep:
+    def _made(self, begun: StudySweep, session: RaySession, runs: StudyRuns, *, pretrain: bool) -> StudySweep:
         """Return the sweep with all models and the tasks' data; train and prepare what is missing."""
         if isinstance(self.file, SweepFile):
             return with_tasks(begun, prepare=True)
-        prepared = self._prepared(work)
+        prepared = self._prepared(session)
         models = None if pretrain else export_models(prepared)
         tasks = prepare_tasks(prepared, begun.space)  # before training, so that bad data cost no time
-        return sweep_of(prepared, begun.space, self._trained(prepared, work) if models is None else models, tasks)
+        if models is None:
+            models = self._trained(prepared, session, runs)
+        return sweep_of(prepared, begun.space, models, tasks)
 
     def _planned(self) -> tuple[StudyPlan, PreparedStudy | None]:
         """Return the plan of pretraining, and the prepared study if nothing is left to prepare."""
@@ -432,26 +435,26 @@ class Study:
         )
         return study_plan, prepared
 
-    def _prepared(self, opened: OpenSession) -> PreparedStudy:
+    def _prepared(self, session: RaySession) -> PreparedStudy:
         # Without a cluster, `prepare_study` opens a session of its own if the study asks for `corpus.workers: ray`.
-        return prepare_study(self.trained_file, self.place, session=opened.session if opened.cluster else None)
+        return prepare_study(self.trained_file, self.place, session=session if session.running else None)
 
-    def _trained(self, prepared: PreparedStudy, work: StudyWork) -> list[SweepModel]:
+    def _trained(self, prepared: PreparedStudy, session: RaySession, runs: StudyRuns) -> list[SweepModel]:
         from mlmclm.studies.work import train_missing_stages
 
-        work.tracking.stages(prepared)
+        runs.stages(prepared)
         losses = 0
         while prepared.unfinished():  # else Ray need not start
-            work.session()
+            session()
             try:
-                train_missing_stages(prepared, work.wait_for_nodes)
+                train_missing_stages(prepared, session.wait_for_nodes)
                 break
             except LostNode as error:
                 losses += 1
                 if losses > prepared.study.recipe.max_failures:
                     raise
                 say(f"{error} Ray starts again, {losses} of at most {prepared.study.recipe.max_failures} times.")
-                work.close()
+                session.close()
         return export_models(prepared)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 from mlmclm.arguments import SECONDS_FOR_NODES
@@ -46,31 +45,55 @@ from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 
 
-@dataclass(frozen=True)
-class OpenSession:
-    """Ray for the phases of one piece of work: the first call of `session` opens it, and it stays open until the end."""
+class RaySession:
+    """Ray for all phases of a piece of work: the first call opens it, and it stays open until it is closed.
 
-    session: Session
-    cluster: bool
-    """Whether it is a running cluster rather than Ray started on this machine."""
-    wait_for_nodes: float
-    """Seconds for which the cluster may lack nodes (`SweepOptions.wait_for_nodes`)."""
-    close: Callable[[], None]
-    """Ends the session, so that the next call opens another."""
+    Args:
+        address: a Ray cluster's, as `--ray` gives it; it is checked (`check_cluster`) at once.
+        wait_for_nodes: seconds for which the cluster may lack nodes (`SweepOptions.wait_for_nodes`).
+        on_open: called when it is open.
+    """
 
+    def __init__(
+        self, place: Place, address: str | None, wait_for_nodes: float, on_open: Callable[[], None] = lambda: None
+    ) -> None:
+        # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
+        self.running = cluster_address(address)
+        if self.running is not None:
+            check_cluster(self.running)
+        self.wait_for_nodes = wait_for_nodes
+        self._store, self._address, self._on_open = place.store, address, on_open
+        self._stack, self._open = ExitStack(), False
 
-@dataclass(frozen=True)
-class StudyWork(OpenSession):
-    """A study that this process, and no other, works on."""
+    def __call__(self) -> AbstractContextManager[None]:
+        """Open Ray unless it is open, and return a context whose end leaves it open for the next phase."""
+        if not self._open:
+            say(f"Ray: {f'connecting to {self.running}' if self.running else 'starting on this machine'}")
+            with Bar("waiting for Ray", brief=math.inf):
+                prepare_environment()
+                ray = self._stack.enter_context(ray_session(self._store, address=self._address, dashboard=True))
+                if ray.dashboard is not None:
+                    token = (
+                        f" (it asks for a token, which is in {ray.token_file})" if ray.token_file is not None else ""
+                    )
+                    say(f"Ray dashboard: {ray.dashboard}{token}")
+                if not ray.local:
+                    await_nodes(cluster_view(), self.wait_for_nodes)
+            self._open = True
+            self._on_open()
+        return nullcontext()
 
-    tracking: StudyRuns
+    def close(self) -> None:
+        """End Ray; another call opens it again."""
+        self._stack.close()
+        self._open = False
 
 
 @contextmanager
 def work_on(
     file: AnyFile, place: Place, address: str | None, wait_for_nodes: float = SECONDS_FOR_NODES
-) -> Iterator[StudyWork]:
-    """Lock a study against other processes for the duration of the block.
+) -> Iterator[tuple[RaySession, StudyRuns]]:
+    """Lock a study against other processes for the duration of the block, and yield its Ray session and its runs in MLflow.
 
     Unfinished files in the store and Ray's temporary folders that killed processes left behind are removed first. At the
     end, the study's lists and reports are sent to the store's address, if it has one.
@@ -84,58 +107,10 @@ def work_on(
         with (
             metrics_labelled(place.store, file.name),
             tracked(file, place) as tracking,
-            one_session(place, address, wait_for_nodes, on_open=lambda: _show_pages(file, place)) as opened,
+            closing(RaySession(place, address, wait_for_nodes, lambda: _show_pages(file, place))) as session,
         ):
-            yield StudyWork(opened.session, opened.cluster, opened.wait_for_nodes, opened.close, tracking)
+            yield session, tracking
         send_files(place.study_folder(file.name))
-
-
-@contextmanager
-def one_session(
-    place: Place,
-    address: str | None,
-    wait_for_nodes: float = SECONDS_FOR_NODES,
-    on_open: Callable[[], None] = lambda: None,
-) -> Iterator[OpenSession]:
-    """Yield a Ray session that is opened when it is first needed.
-
-    Args:
-        address: a Ray cluster's, as `--ray` gives it; it is checked (`check_cluster`) at once.
-        on_open: called when the session is open.
-    """
-    # The running cluster that `--ray`, the surrounding Ray job or RAY_ADDRESS names, if any.
-    running = cluster_address(address)
-    if running is not None:
-        check_cluster(running)
-    with ExitStack() as stack:
-        opened = False
-
-        def session() -> AbstractContextManager[None]:
-            nonlocal opened
-            if not opened:
-                say(f"Ray: {f'connecting to {running}' if running else 'starting on this machine'}")
-                with Bar("waiting for Ray", brief=math.inf):
-                    _open_session(stack, place, address, wait_for_nodes)
-                opened = True
-                on_open()
-            return nullcontext()  # whose end leaves the session open for the next phase
-
-        def close() -> None:
-            nonlocal opened
-            stack.close()
-            opened = False
-
-        yield OpenSession(session, running is not None, wait_for_nodes, close)
-
-
-def _open_session(stack: ExitStack, place: Place, address: str | None, wait_for_nodes: float) -> None:
-    prepare_environment()
-    ray = stack.enter_context(ray_session(place.store, address=address, dashboard=True))
-    if ray.dashboard is not None:
-        token = f" (it asks for a token, which is in {ray.token_file})" if ray.token_file is not None else ""
-        say(f"Ray dashboard: {ray.dashboard}{token}")
-    if not ray.local:
-        await_nodes(cluster_view(), wait_for_nodes)
 
 
 def _show_pages(file: AnyFile, place: Place) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -20,13 +23,14 @@ def test_a_slow_start_of_ray_is_not_silent(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def start(*_: object) -> None:
-        for _ in range(6000):
-            if "waiting for Ray: " in written.getvalue():
-                return
+    @contextmanager
+    def start(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+        deadline = time.monotonic() + 60
+        while "waiting for Ray: " not in written.getvalue():
+            assert time.monotonic() < deadline, written.getvalue()
             time.sleep(0.01)
-        raise AssertionError(written.getvalue())
+        yield SimpleNamespace(dashboard=None, local=True)
 
-    monkeypatch.setattr(work, "_open_session", start)
-    with work.one_session(open_place(store=tmp_path), None) as opened, opened.session():
+    monkeypatch.setattr(work, "ray_session", start)
+    with closing(work.RaySession(open_place(store=tmp_path), None, 0.0)) as session, session():
         pass
