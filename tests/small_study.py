@@ -98,7 +98,7 @@ def run(*words: str | Path, home: Path, timeout: float = 1500) -> tuple[int, str
 
 def remember(sweep: StudySweep) -> None:
     """Write the files that a run writes before it computes cells."""
-    from mlmclm.studies.record import record_value, write_record
+    from mlmclm.studies.study_record import record_value, write_record
     from mlmclm.sweeps.manifest import write_manifest
 
     write_record(sweep, f"mlmclm study {sweep.file.file}", record_value(sweep))

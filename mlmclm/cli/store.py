@@ -35,7 +35,7 @@ def studies(store: options.Store = options.DEFAULT_STORE, as_json: options.Json 
 
     Example: mlmclm store studies
     """
-    from mlmclm.studies.record import known_studies
+    from mlmclm.studies.study_record import known_studies
 
     summaries = known_studies(store.resolve())
     if as_json:
@@ -151,7 +151,7 @@ def verify(
     from mlmclm.studies.artifacts import pieces_of
     from mlmclm.studies.artifacts import verify as verify_all
     from mlmclm.studies.recompute import recompute as compute_again
-    from mlmclm.studies.record import name_of
+    from mlmclm.studies.study_record import name_of
     from mlmclm.sweeps.results_store import StoredResult
 
     place = open_place(store=store, data=data, task_dirs=task_dir)

@@ -121,7 +121,7 @@ def status(
 
     mlmclm sweep status my_sweep.yaml --follow
     """
-    from mlmclm.studies.record import watch_of
+    from mlmclm.studies.study_record import watch_of
 
     watch = watch_of(which, store.resolve())
     if follow and not as_json:
@@ -254,7 +254,7 @@ def cells(
 
     Example: mlmclm sweep cells quickstart --status diverged
     """
-    from mlmclm.studies.record import watch_of
+    from mlmclm.studies.study_record import watch_of
 
     snapshot = watch_of(which, store.resolve()).look()
     rows = [state.row() for state in snapshot.chosen(model or (), task or (), status or ())]
@@ -304,7 +304,7 @@ def retry(
     Example: mlmclm sweep retry quickstart --status damaged --yes
     """
     from mlmclm.studies.artifacts import with_examples
-    from mlmclm.studies.record import watch_of
+    from mlmclm.studies.study_record import watch_of
     from mlmclm.sweeps.results_store import ResultsStore
 
     if (model or task) and not (cell or status):

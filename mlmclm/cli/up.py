@@ -113,7 +113,7 @@ def _about(service: ServiceStatus, store: Path) -> dict[str, Any]:
 
 def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[str, Any]:
     """Return what is known of a job; `done`, `cells` and `seconds_left` count the trials of the study that it runs now."""
-    from mlmclm.studies.record import watch_of
+    from mlmclm.studies.study_record import watch_of
 
     started, ended = job.get("start_time"), job.get("end_time")
     facts: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _job(job: Mapping[str, Any], store: Path, links: Mapping[str, str]) -> dict[
 def _study_of(words: Sequence[str]) -> str | None:
     """Return the name of the study that a command line runs; None if it runs none, or doesn't name it."""
     from mlmclm.cli import study, sweep
-    from mlmclm.studies.record import name_of
+    from mlmclm.studies.study_record import name_of
 
     start = next((index for index, word in enumerate(words) if Path(word).name == "mlmclm"), len(words))
     verb, *rest = [word for word in words[start + 1 :] if word != "--debug"] or [""]

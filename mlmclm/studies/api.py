@@ -24,9 +24,9 @@ from mlmclm.configuration import parse_config, read_yaml, with_overrides
 from mlmclm.environment import set_library_defaults
 from mlmclm.errors import UserError, unknown
 from mlmclm.storage.place import Place, command_of, file_of, open_place, packaged_studies
-from mlmclm.studies.record import FILE, completed, is_path, kept_file, known_studies, last_run
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import SweepFile, load_file, read_file
+from mlmclm.studies.study_record import FILE, completed, is_path, kept_file, known_studies, last_run
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.results_store import ResultsStore
 

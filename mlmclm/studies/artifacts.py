@@ -27,7 +27,7 @@ from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
 from mlmclm.storage.files import only_one, remove_folder
 from mlmclm.storage.pieces import Piece, parsed, pieces_in, seal_damage, sealed_in
-from mlmclm.studies.record import FILE as LAST_RUN
+from mlmclm.studies.study_record import FILE as LAST_RUN
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.results_store import UNFILED, ResultsStore, StoredEvaluation, StoredResult
 from mlmclm.sweeps.status import CellState, SweepStatus

@@ -25,8 +25,8 @@ from mlmclm.models.sources import weight_files
 from mlmclm.storage.files import write_atomic
 from mlmclm.storage.packaged import SPACES
 from mlmclm.storage.place import EXAMPLES, Place
-from mlmclm.studies.record import as_yaml
 from mlmclm.studies.study_file import StudyFile, SweepFile
+from mlmclm.studies.study_record import as_yaml
 from mlmclm.studies.study_sweep import expand_studies, find_given
 from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.protocols import ProtocolFile

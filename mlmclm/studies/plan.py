@@ -25,8 +25,8 @@ from mlmclm.reports.templating import render
 from mlmclm.seeds import Seed, seed_labels, seed_value
 from mlmclm.storage.place import REPLICATIONS
 from mlmclm.studies.power_plan import PowerPlan, power_plan
-from mlmclm.studies.record import grid_of_study, since_last
 from mlmclm.studies.study_file import StudyFile, load_study
+from mlmclm.studies.study_record import grid_of_study, since_last
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.zero_shot import evaluations_there, zero_shot_tasks

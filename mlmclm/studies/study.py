@@ -30,7 +30,8 @@ from mlmclm.studies.prepare import (
     prepare_study,
     with_suite,
 )
-from mlmclm.studies.record import (
+from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
+from mlmclm.studies.study_record import (
     check_last,
     completed,
     grid_of_study,
@@ -41,7 +42,6 @@ from mlmclm.studies.record import (
     to_publish,
     write_record,
 )
-from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.studies.study_sweep import (
     StudySweep,
     expand_studies,
@@ -66,7 +66,7 @@ from mlmclm.tasks.splits import reader
 if TYPE_CHECKING:
     from mlmclm.finetuning.cell import Cell
     from mlmclm.studies.study_tracking import StudyRuns
-    from mlmclm.studies.work import RaySession
+    from mlmclm.studies.work import SharedSession
 
 
 class Study:
@@ -213,11 +213,11 @@ class Study:
         Raises:
             UserError: something is wrong with the corpus, the tokenizer, a model's name, a task or its data.
         """
-        from mlmclm.studies.work import RaySession
+        from mlmclm.studies.work import SharedSession
 
         file = self.trained_file
         space = None if file.space is None else study_space(file, self.place.task_dirs)
-        with closing(RaySession(self.place, ray, wait_for_nodes)) as session:
+        with closing(SharedSession(self.place, ray, wait_for_nodes)) as session:
             prepared = self._prepared(session)
         return prepared, {} if space is None else prepare_tasks(prepared, space)
 
@@ -393,7 +393,7 @@ class Study:
             )
         return find_given(file, place)
 
-    def _made(self, begun: StudySweep, session: RaySession, runs: StudyRuns, *, pretrain: bool) -> StudySweep:
+    def _made(self, begun: StudySweep, session: SharedSession, runs: StudyRuns, *, pretrain: bool) -> StudySweep:
         """Return the sweep with all models and the tasks' data; train and prepare what is missing."""
         if isinstance(self.file, SweepFile):
             return with_tasks(begun, prepare=True)
@@ -435,11 +435,11 @@ class Study:
         )
         return study_plan, prepared
 
-    def _prepared(self, session: RaySession) -> PreparedStudy:
+    def _prepared(self, session: SharedSession) -> PreparedStudy:
         # Without a cluster, `prepare_study` opens a session of its own if the study asks for `corpus.workers: ray`.
         return prepare_study(self.trained_file, self.place, session=session if session.running else None)
 
-    def _trained(self, prepared: PreparedStudy, session: RaySession, runs: StudyRuns) -> list[SweepModel]:
+    def _trained(self, prepared: PreparedStudy, session: SharedSession, runs: StudyRuns) -> list[SweepModel]:
         from mlmclm.studies.work import train_missing_stages
 
         runs.stages(prepared)

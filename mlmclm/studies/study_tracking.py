@@ -33,8 +33,8 @@ from mlmclm.service.state import MLFLOW, own_addresses, own_server
 from mlmclm.storage.place import Place
 from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, following, summaries, write_runs
 from mlmclm.studies.prepare import PreparedStudy
-from mlmclm.studies.record import last_run, read_about
 from mlmclm.studies.study_file import AnyFile, SweepFile
+from mlmclm.studies.study_record import last_run, read_about
 from mlmclm.studies.study_sweep import space_of
 from mlmclm.sweeps.zero_shot import zero_shot_results
 from mlmclm.tasks.declared_tasks import get_task

@@ -45,7 +45,7 @@ from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 
 
-class RaySession:
+class SharedSession:
     """Ray for all phases of a piece of work: the first call opens it, and it stays open until it is closed.
 
     Args:
@@ -92,7 +92,7 @@ class RaySession:
 @contextmanager
 def work_on(
     file: AnyFile, place: Place, address: str | None, wait_for_nodes: float = SECONDS_FOR_NODES
-) -> Iterator[tuple[RaySession, StudyRuns]]:
+) -> Iterator[tuple[SharedSession, StudyRuns]]:
     """Lock a study against other processes for the duration of the block, and yield its Ray session and its runs in MLflow.
 
     Unfinished files in the store and Ray's temporary folders that killed processes left behind are removed first. At the
@@ -107,7 +107,7 @@ def work_on(
         with (
             metrics_labelled(place.store, file.name),
             tracked(file, place) as tracking,
-            closing(RaySession(place, address, wait_for_nodes, lambda: _show_pages(file, place))) as session,
+            closing(SharedSession(place, address, wait_for_nodes, lambda: _show_pages(file, place))) as session,
         ):
             yield session, tracking
         send_files(place.study_folder(file.name))

@@ -21,9 +21,9 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.sources import named_models
 from mlmclm.storage.files import read_json, write_json
-from mlmclm.studies.record import as_yaml
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
+from mlmclm.studies.study_record import as_yaml
 from mlmclm.sweeps.cells import expand
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import FEELINGS, save_small_decoder, save_small_model, write_entities, write_sentiment

@@ -10,7 +10,7 @@ import pytest
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import write_sealed
-from mlmclm.studies.record import FILE, check_last
+from mlmclm.studies.study_record import FILE, check_last
 from mlmclm.sweeps.grid import grid_difference, grid_of
 from mlmclm.sweeps.space import Space
 

@@ -11,8 +11,8 @@ import mlmclm
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.storage.place import Place, packaged_studies
-from mlmclm.studies.record import KnownStudy, as_yaml, known_studies, write_record
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile, load_file, load_study
+from mlmclm.studies.study_record import KnownStudy, as_yaml, known_studies, write_record
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.sweeps.space import Space
 from small_models import FEELINGS

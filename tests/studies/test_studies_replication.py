@@ -17,8 +17,8 @@ from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
 from mlmclm.studies.api import published, study
 from mlmclm.studies.plan import COMPUTED, PAPERS, replication_of, write_replication
-from mlmclm.studies.record import as_yaml
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
+from mlmclm.studies.study_record import as_yaml
 from mlmclm.studies.study_sweep import StudySweep, study_space
 
 NAMES = [replication_of(*each) for each in itertools.product(PAPERS, COMPUTED)]

@@ -32,5 +32,5 @@ def test_a_slow_start_of_ray_is_not_silent(tmp_path: Path, monkeypatch: pytest.M
         yield SimpleNamespace(dashboard=None, local=True)
 
     monkeypatch.setattr(work, "ray_session", start)
-    with closing(work.RaySession(open_place(store=tmp_path), None, 0.0)) as session, session():
+    with closing(work.SharedSession(open_place(store=tmp_path), None, 0.0)) as session, session():
         pass
