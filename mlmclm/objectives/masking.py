@@ -43,12 +43,8 @@ def mask_tokens(ids: NDArray[np.int64], masking: Masking, ratio: float) -> tuple
         (input_ids, labels), both int64 [b, T]; labels are -100 where nothing is predicted.
 
     Raises:
-        ValueError: if the shapes do not match, `ratio` is outside (0, 1), or there is no token to replace others with.
+        ValueError: there is no token to replace others with.
     """
-    if ids.ndim != 2 or masking.rows.shape != (ids.shape[0],):
-        raise ValueError(f"need ids [b, T] and rows [b], got {ids.shape} and {masking.rows.shape}")
-    if not 0.0 < ratio < 1.0:
-        raise ValueError(f"the mask ratio must be between 0 and 1, got {ratio}")
     return hide(ids, masking, draws(masking, np.arange(ids.shape[1])) < ratio)
 
 

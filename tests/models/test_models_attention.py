@@ -154,37 +154,6 @@ def test_chosen_tokens_under_autocast_are_as_near_the_exact_ones_as_all_are() ->
     assert gradient < 1.2 * usual_gradient
 
 
-def test_both_ways_agree_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = model("eurobert").train()
-    rows = sequences(RAGGED)
-    exact = torch.cat(padded(both, rows, causal=False))
-    with torch.autocast("cpu", torch.bfloat16):
-        block = torch.cat(packed(both, rows, causal=False))
-        monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
-        generic = torch.cat(packed(both, rows, causal=False))
-    spread = exact.std()
-    assert (generic - exact).std() / spread < 0.03
-    assert (block - exact).std() / spread < 1.3 * (generic - exact).std() / spread
-
-
-def test_a_sequence_alone_gives_what_it_gives_among_others() -> None:
-    own = model("eurobert").eval()
-    rows = sequences(RAGGED)
-    together = packed(own, rows, causal=False)
-    for number in (1, 4, 12):
-        torch.testing.assert_close(packed(own, [rows[number]], causal=False)[0], together[number], rtol=1e-4, atol=1e-5)
-
-
-def test_a_causal_state_does_not_see_what_follows_and_a_bidirectional_one_does() -> None:
-    own = model("eurobert").eval()
-    row = sequences([20])[0]
-    changed = row.copy()
-    changed[-1] = 5 if row[-1] != 5 else 6
-    for causal in (True, False):
-        before, after = packed(own, [row], causal=causal)[0], packed(own, [changed], causal=causal)[0]
-        assert torch.equal(before[:-1], after[:-1]) == causal
-
-
 def test_what_is_said_about_padding_moves_nothing() -> None:
     packing = Packing.of([3, 5])
     generator = torch.Generator().manual_seed(0)

@@ -74,8 +74,10 @@ def states_of(folder: Path, rows: list[np.ndarray]) -> torch.Tensor:
         return encode(load_encoder(folder), pack_ids(rows, packing), packing, causal=False)[: packing.tokens]
 
 
-@pytest.mark.parametrize("auto", [AutoModelForMaskedLM, AutoModel], ids=["masked LM", "base"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [*((kind, AutoModelForMaskedLM) for kind in KINDS), ("bert", AutoModel), ("modernbert", AutoModel)],
+)
 def test_a_saved_encoder_computes_what_transformers_base_model_does(kind: str, auto: Any, tmp_path: Path) -> None:
     saved(kind, tmp_path, auto)
     most = longest(read_json(tmp_path / "config.json"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from mlmclm.models.folder import (
     load_tokenizer,
     weights_hash,
 )
-from small_models import as_written_by_5_23, save_small_model, small_tokenizer
+from small_models import save_small_model, small_tokenizer
 
 
 @pytest.fixture
@@ -47,13 +46,6 @@ def test_the_hash_is_of_the_content_alone(folder: Path, tmp_path: Path) -> None:
     (copy / "README.md").write_text("a card")
     assert weights_hash(copy) == first
     assert weights_hash(save_small_model(tmp_path / "other", seed=1)) != first
-
-
-def test_the_hash_is_that_of_configuration_weights_and_tokenizer(folder: Path) -> None:
-    parts = [as_written_by_5_23(folder / "config.json")]
-    parts += [(folder / name).read_bytes() for name in ("model.safetensors", "tokenizer.json")]
-    expected = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-    assert weights_hash(folder) == expected
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -91,11 +83,6 @@ def test_the_context_is_what_was_noted_else_the_positions(folder: Path, noted: A
         context_of(folder)
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such model folder"):
-        check_model_folder(tmp_path / "nothing")
-
-
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
@@ -107,12 +94,6 @@ def test_no_such_folder(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(folder: Path, missing: str, message: str) -> None:
     (folder / missing).unlink()
     with pytest.raises(UserError, match=message):
-        check_model_folder(folder)
-
-
-def test_pickled_weights_are_refused(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"the weights are a pickle \(pytorch_model.bin\), which can run code"):
         check_model_folder(folder)
 
 

@@ -9,7 +9,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 import yaml
@@ -21,8 +20,6 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertLMHeadModel,
-    ElectraConfig,
-    ElectraForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
     LlamaConfig,
@@ -45,7 +42,7 @@ from transformers import (
 )
 
 from mlmclm.backends.packing import Packing
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import UserError
 from mlmclm.models.architectures import before_head, final_states, layers_of
 from mlmclm.models.attention import use_attention
 from mlmclm.models.build import PretrainingModel
@@ -257,15 +254,6 @@ def test_the_corpus_s_tokenizer_may_have_more_tokens_but_no_other_ids(tmp_path: 
         read_initial(tmp_path, small_tokenizer(300))
 
 
-def test_an_architecture_that_is_not_supported_is_named_with_those_that_are(tmp_path: Path) -> None:
-    ElectraForMaskedLM(
-        ElectraConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    ).save_pretrained(tmp_path)
-    tokenizer_without_mask().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="'electra' cannot be continued from; supported: bert, eurobert, llama, modern"):
-        read_initial(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("kind", "classes"),
     [("bert", (BertForMaskedLM, BertLMHeadModel)), ("roberta", (RobertaForMaskedLM, RobertaForCausalLM))],
@@ -372,15 +360,3 @@ def test_weights_that_the_architecture_has_no_place_for_are_refused(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(UserError, match=r"LlamaForCausalLM has no place for model\.layers\.3"):
         read_initial(tmp_path)
-
-
-def test_no_such_folder_and_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="no such model folder"):
-        read_initial(tmp_path / "nothing")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        EnvironmentFault,
-        match=r"some/model: no such folder: the model 'some/model' of the Hugging Face Hub is not in the cache",
-    ):
-        read_initial("some/model")

@@ -291,13 +291,6 @@ def test_an_index_of_the_one_file_beside_it_is_no_contradiction(folder: Path) ->
     load_encoder(folder)
 
 
-def test_a_sharded_model_has_another_hash_than_when_its_index_was_hashed_and_another_file_loaded(folder: Path) -> None:
-    parts = shard(folder)
-    files = [folder / "config.json", *parts, folder / "tokenizer.json"]
-    before = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
-    assert weights_hash(folder) != before
-
-
 def test_the_weights_that_the_configuration_names_are_loaded_and_hashed(folder: Path) -> None:
     original = load_encoder(folder).state_dict()
     named_weights(folder)

@@ -183,12 +183,6 @@ def test_a_micro_batch_in_tokens_fits_the_sequences_of_each_phase_and_divides_it
         assert config["gradient_accumulation_steps"] * at_once * workers == config["train_batch_size"] == batch
 
 
-def test_a_micro_batch_in_tokens_is_no_part_of_a_key() -> None:
-    made = [recipe(micro_batch_tokens=tokens) for tokens in (None, 64, 128)]
-    keys = {history(parse_name("1m-clm-160"), each).key(study_fingerprint(each, "corpus", 100)) for each in made}
-    assert len(keys) == 1
-
-
 def test_a_warm_up_of_a_whole_phase_without_decay_is_allowed() -> None:
     assert history(parse_name("1m-clm-5"), recipe({"name": "a", "steps": 5, "warmup_steps": 5})).step == 5
 

@@ -426,27 +426,3 @@ def test_a_whole_study_continues_from_a_folder_on_real_ray(tmp_path: Path) -> No
     assert code == 0, errors
     page = (tmp_path / "store" / "studies" / "small" / "report.html").read_text()
     assert "tiny-clm-10-mlm40-20" in page and "Continues from decoder." in page and "tiny-clm-50%" not in page
-
-
-@pytest.mark.slow
-def test_bert_is_continued_from_on_real_ray(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
-
-    source = save_small_decoder(tmp_path / "bert")
-    config = BertConfig(
-        vocab_size=KNOWN, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
-    BertForMaskedLM(config).save_pretrained(source)
-    path = study(tmp_path, source, models=["tiny-untrained", "tiny-clm-20"])
-    words = ("--store", tmp_path / "store", "--data", tmp_path / "data")
-    code, _, errors = run("pretrain", path, *words, home=tmp_path, timeout=1500)
-    assert code == 0, errors
-    folder = tmp_path / "store" / "studies" / "small" / "models"
-    decoder = AutoModelForCausalLM.from_pretrained(folder / "tiny-clm-20" / "decoder")
-    assert type(decoder) is BertLMHeadModel
-    prepared = made(path)
-    curve = [
-        record["loss"] for record in prepared.curve(parse_name("tiny-clm-20", prepared.study.sizes)) if "loss" in record
-    ]
-    assert len(curve) == 20 and curve[-1] < curve[0]

@@ -134,25 +134,6 @@ def test_the_losses_of_a_real_run_are_those_of_the_exported_rows(
     assert row["validation_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, wanted)), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_tokens_a_second_count_every_step_though_validation_comes_between(tmp_path: Path) -> None:
-    from mlmclm.cluster.ray_cluster import prepare_environment, ray_session
-
-    recipe = {
-        "block_length": 32, "batch": 8, "peak_learning_rate": 3e-3, "warmup_steps": 1, "decay_steps": 1, "workers": 1,
-        "evaluate_every": 4, "evaluation_blocks": 8,
-    }  # fmt: skip
-    study = write_study(tmp_path, models=["1m-mlm40-10", "1m-untrained"], recipe=recipe)
-    made = prepare_study(load_study(study), Place(tmp_path / "store", study.parent / "data"))
-    prepare_environment()
-    with ray_session(tmp_path / "ray", num_cpus=1):
-        train_missing_stages(made)
-    curve = states.curve(made.place.store, made.plan.targets[0].key(made.fingerprint))
-    steps = [row for row in curve if "loss" in row]
-    assert len(steps) == 10 and len({row["tokens_per_second"] for row in steps}) == 1  # all were looked at together
-    assert 10 * 8 * 32 / steps[0]["tokens_per_second"] >= sum(row["step_seconds"] for row in steps)
-
-
 def test_the_rows_are_the_micro_batches_of_all_workers_put_together(
     study: Path, made: PreparedStudy, tmp_path: Path
 ) -> None:
