@@ -406,7 +406,7 @@ _REGISTRIES: tuple[Registry[Any], ...] = (
     # An entry point names a package whose folder holds declarations in YAML.
     Registry("task", "tasks", "mlmclm.tasks.declaration:Task", instances=True, folders=True),
     Registry("generator", "generators", "mlmclm.tasks.generator:Generator", instances=True, ships=False),
-    Registry("corpus", "corpora", ships=False),  # (store, workers, progress) -> corpora.documents.Source
+    Registry("corpus", "corpora", ships=False),  # (store) -> corpora.documents.Source
     Registry("metric", "metrics", "mlmclm.tasks.metric:Metric"),
     # (analysis.analyse.Analysis) -> pandas.DataFrame
     Registry("statistic", "statistics", "", "mlmclm.analysis.statistics", ships=False),

@@ -811,7 +811,7 @@ MEMBERS = """
     class Generated:
         def find(self, task, store):
             return factor()
-        def build(self, task, store, progress):
+        def build(self, task, store):
             return factor()
 
     class Scaled(Metric):

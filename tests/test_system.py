@@ -14,7 +14,6 @@ import pytest
 from llvmlite import binding
 
 from mlmclm import system
-from mlmclm.corpora.process_map import worker_count
 from mlmclm.system import checkout_commit, container_cpus, processor, software
 
 
@@ -79,7 +78,7 @@ def test_processes_are_as_many_as_the_container_s_processors(
     ):
         group = write_limit(tmp_path / quota, quota, version)
         monkeypatch.setattr(system, "CONTROL_GROUP", group)
-        assert (container_cpus(group), worker_count(None)) == (cpus, workers)
+        assert (container_cpus(group), system.usable_cpus()) == (cpus, workers)
     assert container_cpus(tmp_path) == inf
 
 

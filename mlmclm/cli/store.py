@@ -17,7 +17,7 @@ from mlmclm.cli.bundle import show_recomputed
 from mlmclm.cli.output import flat, print_json, show, show_table
 from mlmclm.errors import UserError
 from mlmclm.numbers import plural
-from mlmclm.progress import Bar, bars
+from mlmclm.progress import Bar
 
 if TYPE_CHECKING:
     from mlmclm.studies.artifacts import Contents, Verified
@@ -156,8 +156,7 @@ def verify(
 
     place = open_place(store=store, data=data, task_dirs=task_dir)
     contents, name = _contents(place.store), None if study is None else name_of(study)
-    with bars() as progress:
-        verified = verify_all(pieces_of(contents, name), progress)
+    verified = verify_all(pieces_of(contents, name))
     artifacts = contents.all if name is None else contents.of_study(name)
     cells = {artifact.key for artifact in artifacts if type(artifact) is StoredResult}
     recomputed = compute_again(recompute, seed, place, study, cells) if recompute else []

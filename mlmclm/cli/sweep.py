@@ -21,7 +21,7 @@ from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_plan, show_results, show_table
 from mlmclm.errors import UserError, for_each
 from mlmclm.numbers import plural
-from mlmclm.progress import bars, spoken
+from mlmclm.progress import spoken
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import SweepStatus, Watch
@@ -316,8 +316,7 @@ def retry(
     snapshot = watch_of(which, store.resolve()).look()
     results_store = ResultsStore(store.resolve())
     if "damaged" in (status or ()):
-        with bars() as progress:
-            snapshot = with_examples(snapshot, store.resolve(), progress)
+        snapshot = with_examples(snapshot, store.resolve())
     chosen = snapshot.again(cell or (), status or (), models=model or (), tasks=task or ())
     moved = for_each(chosen, results_store.set_aside) if yes else []
     unfinished = {name: snapshot.counts[name] for name in ("failed", "missing")}

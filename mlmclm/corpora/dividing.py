@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator
 from mlmclm.corpora.chosen_documents import Division, divide, text_bytes
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
-from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
+from mlmclm.progress import bars
 
 _DOCUMENTS_A_REPORT = 10_000
 
 
-def divide_source(
-    corpus: CorpusConfig, source: Source, *, block_length: int, byte_level: bool, report: Progress
-) -> int | None:
+def divide_source(corpus: CorpusConfig, source: Source, *, block_length: int, byte_level: bool) -> int | None:
     """Return the hash below which a document is held out, or None if the source has validation documents of its own.
 
     Reads the text of a few blocks, or all of a small source.
@@ -29,12 +27,8 @@ def divide_source(
     """
     validation = source.validation()
     if validation is None:
-        division = divide(
-            _followed(source.train(), report),
-            fraction=corpus.validation_fraction,
-            seed=corpus.seed,
-            enough=block_length,
-        )
+        fraction, texts = corpus.validation_fraction, _followed(source.train())
+        division = divide(texts, fraction=fraction, seed=corpus.seed, enough=block_length)
     else:
         # No hash is below 0: the documents of `train` are all for training.
         division = Division(0, _bytes(validation, block_length), _bytes(source.train(), block_length), True)
@@ -85,9 +79,10 @@ def _bytes(texts: Iterable[str], enough: int) -> int:
     return size
 
 
-def _followed(texts: Iterable[str], report: Progress) -> Iterator[str]:
-    """Yield the texts, and report the number read every `_DOCUMENTS_A_REPORT`."""
-    for number, text in enumerate(texts):
-        if number and number % _DOCUMENTS_A_REPORT == 0:
-            report("looking for documents to validate on", number, None, "documents")
-        yield text
+def _followed(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts, and show the number read every `_DOCUMENTS_A_REPORT`."""
+    with bars() as report:
+        for number, text in enumerate(texts):
+            if number and number % _DOCUMENTS_A_REPORT == 0:
+                report("looking for documents to validate on", number, None, "documents")
+            yield text

@@ -19,7 +19,6 @@ from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.hub_names import HUB_DATA, check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
-from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
 from mlmclm.errors import UserError
 from mlmclm.progress import say
@@ -138,9 +137,7 @@ class Folders(TypedDict, total=False):
     """The study file's folder, in which the name is looked up first."""
 
 
-def open_source(
-    config: CorpusConfig, *, workers: int | None = None, progress: Progress = silent, **folders: Unpack[Folders]
-) -> Source:
+def open_source(config: CorpusConfig, **folders: Unpack[Folders]) -> Source:
     """Return the source that a configuration names; no document is read yet.
 
     The name is looked up in this order: among the sources of installed packages (`pydocs`), as a path (in `beside`, then in
@@ -149,7 +146,7 @@ def open_source(
     """
     installed = KINDS["corpus"].find(config.source)
     if installed is not None:
-        source: Source = installed(folders["store"], worker_count(workers), progress)
+        source: Source = installed(folders["store"])
         return source
     tried = places_of(config.source, folders.get("beside"), folders.get("data_root"))
     path = first_existing(tried)

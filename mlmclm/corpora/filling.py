@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Source
-from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.shard_writer import ShardWriter
 from mlmclm.corpora.streams import MORE, Stream, streams
 from mlmclm.corpora.tokenising import Encoder, tokenised
 from mlmclm.errors import UserError
+from mlmclm.progress import bars
 
 if TYPE_CHECKING:
     import pyarrow
@@ -22,30 +22,30 @@ CHARACTERS_A_TOKEN = 8
 
 
 def fill(
-    writers: Mapping[str, ShardWriter],
-    corpus: CorpusConfig,
-    source: Source,
-    below: int | None,
-    encoder: Encoder,
-    report: Progress,
+    writers: Mapping[str, ShardWriter], corpus: CorpusConfig, source: Source, below: int | None, encoder: Encoder
 ) -> None:
     """Tokenise and pack documents of `streams` until all writers are full or the source is exhausted."""
     characters_a_token: float = CHARACTERS_A_TOKEN
     unfilled = set(writers)
-    while unfilled:
-        short: set[str] = set()
-        for stream in streams(corpus, source, below, characters_a_token):
-            active = {part: writers[part] for part in stream.parts if part in unfilled}
-            if not all(writer.full for writer in active.values()):
-                short |= _run(stream, active, corpus, encoder, report)
-        # Go on only for parts whose choice of text was too small; the others have used all of their documents.
-        unfilled = {part for part in short if not writers[part].full}
-        # The next choice starts with the same documents, which the writers skip, and continues with others.
-        characters_a_token *= 2
+    with bars() as report:
+        while unfilled:
+            short: set[str] = set()
+            for stream in streams(corpus, source, below, characters_a_token):
+                active = {part: writers[part] for part in stream.parts if part in unfilled}
+                if not all(writer.full for writer in active.values()):
+                    short |= _run(stream, active, corpus, encoder, report)
+            # Go on only for parts whose choice of text was too small; the others have used all of their documents.
+            unfilled = {part for part in short if not writers[part].full}
+            # The next choice starts with the same documents, which the writers skip, and continues with others.
+            characters_a_token *= 2
 
 
 def _run(
-    stream: Stream, writers: Mapping[str, ShardWriter], corpus: CorpusConfig, encoder: Encoder, report: Progress
+    stream: Stream,
+    writers: Mapping[str, ShardWriter],
+    corpus: CorpusConfig,
+    encoder: Encoder,
+    report: Callable[..., None],
 ) -> set[str]:
     """Pack one stream; return the parts of which it left documents out."""
     short: set[str] = set()

@@ -15,7 +15,6 @@ from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares
 from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus, text_key, tokenizer_sample
 from mlmclm.corpora.prepared_corpus import SOURCES, PreparedCorpus
-from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.corpora.tokenizer import TRAINING_CHARACTERS, StoredTokenizer, prepare_tokenizer, tokenizer_key
 from mlmclm.errors import UserError, for_each
 from mlmclm.storage.addresses import is_local, send_file
@@ -58,7 +57,6 @@ def prepare_sources(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    progress: Progress = silent,
     elsewhere: Callable[[CorpusConfig], Elsewhere | None] = lambda corpus: None,
     **folders: Unpack[Folders],
 ) -> PreparedSources:
@@ -67,13 +65,11 @@ def prepare_sources(
     If a tokenizer is trained, its text has the shares of the mix. `elsewhere` returns the argument of `prepare_corpus` for
     one of the corpora. Raises what `prepare_corpus` does; the message names the source.
     """
-    tokenizer = _shared_tokenizer(corpora, mix, tokenizer, block_length, progress, folders, train=True) or tokenizer
+    tokenizer = _shared_tokenizer(corpora, mix, tokenizer, block_length, folders, train=True) or tokenizer
 
     def one(name: str) -> PreparedCorpus:
         corpus = corpora[name]
-        return prepare_corpus(
-            corpus, tokenizer, block_length=block_length, progress=progress, elsewhere=elsewhere(corpus), **folders
-        )
+        return prepare_corpus(corpus, tokenizer, block_length=block_length, elsewhere=elsewhere(corpus), **folders)
 
     prepared = _joined(_each(corpora, one))
     file = folders["store"] / "corpora" / prepared.key / SOURCES
@@ -92,7 +88,7 @@ def find_sources(
     **folders: Unpack[Folders],
 ) -> PreparedSources | None:
     """Return the corpora if all of them are prepared, None if there is work to do (`find_corpus`)."""
-    shared = _shared_tokenizer(corpora, mix, tokenizer, block_length, silent, folders)
+    shared = _shared_tokenizer(corpora, mix, tokenizer, block_length, folders)
     if shared is None:
         return None
 
@@ -111,7 +107,6 @@ def _shared_tokenizer(
     mix: Mix,
     tokenizer: TokenizerConfig,
     block_length: int,
-    report: Progress,
     folders: Folders,
     *,
     train: bool = False,
@@ -125,9 +120,7 @@ def _shared_tokenizer(
     keys, sources = [], dict[str, Source]()
     for name, weight in mix:
         with _named(name):
-            sources[name] = source = open_source(
-                corpora[name], workers=None if train else 1, progress=report, **folders
-            )
+            sources[name] = source = open_source(corpora[name], **folders)
             if train:
                 source.settle()
             keys.append([text_key(corpora[name], source.fingerprint()), weight])
@@ -135,7 +128,7 @@ def _shared_tokenizer(
     def texts() -> Iterator[str]:
         for (name, source), share in zip(sources.items(), shares(mix).values(), strict=True):
             with _named(name):
-                below = divide_source(corpora[name], source, block_length=block_length, byte_level=True, report=report)
+                below = divide_source(corpora[name], source, block_length=block_length, byte_level=True)
                 characters = max(1, round(share * TRAINING_CHARACTERS))
                 chosen = tokenizer_sample(corpora[name], source, below, characters=characters)
             yield from chosen

@@ -31,7 +31,6 @@ from mlmclm.corpora.prepared_corpus import (
     read_index,
     shelf_damage,
 )
-from mlmclm.corpora.process_map import Progress, silent, worker_count
 from mlmclm.corpora.shard_writer import Record, ShardWriter, read_shard_record, record_file
 from mlmclm.corpora.shelf import CACHE, INDEX, Shelf
 from mlmclm.corpora.tokenising import Encoder, Tokeniser, local_encoder, without_surrogates
@@ -45,7 +44,7 @@ from mlmclm.corpora.tokenizer import (
     tokenizer_key,
 )
 from mlmclm.errors import UserError
-from mlmclm.progress import say
+from mlmclm.progress import bars, say
 from mlmclm.storage.addresses import send_file
 from mlmclm.storage.checksums import sealed, write_sealed
 from mlmclm.storage.files import expanded, stable_hash
@@ -59,8 +58,6 @@ def prepare_corpus(
     tokenizer: TokenizerConfig,
     *,
     block_length: int,
-    workers: int | None = None,
-    progress: Progress = silent,
     elsewhere: Elsewhere | None = None,
     **folders: Unpack[Folders],
 ) -> PreparedCorpus:
@@ -71,27 +68,26 @@ def prepare_corpus(
 
     Args:
         block_length: tokens per block.
-        workers: processes on this machine, by default one per processor. The result does not depend on it.
         elsewhere: tokenises for `corpus.workers: auto` and `ray`; called only if there is text to tokenise.
 
     Raises:
         UserError: the source, a column or the tokenizer is missing or doesn't fit, or there is too little text.
         EnvironmentFault: the hub or an address cannot be reached, the disk is full, or a worker was killed.
     """
-    place = _locate(corpus, tokenizer, block_length, workers, progress, folders, settle=True)
+    place = _locate(corpus, tokenizer, block_length, folders, settle=True)
     new = read_index(place.shelf) is None
     if not place.complete():
         place.source.check()
         # First, so that too little text is reported before a tokenizer is trained on it.
         byte_level = tokenizer.train_vocab_size is not None
-        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level, report=progress)
+        below = divide_source(corpus, place.source, block_length=block_length, byte_level=byte_level)
         place = replace(place, below=below)
         _tokenizer(tokenizer, place)
         check_embedding_rows(place.tokenizer.folder)
         with StoredCorpus(place.store, place.key).leased(place.complete, title=f"corpus {corpus.source}"):
             # The process that held the lease before may have made the whole corpus.
             if not place.complete():
-                with _encoder(place, worker_count(workers), elsewhere) as encoder:
+                with _encoder(place, elsewhere) as encoder:
                     _make(place, encoder)
     prepared = _open(place)
     assert prepared is not None
@@ -111,7 +107,7 @@ def find_corpus(
 
     Raises what `prepare_corpus` does, and UserError if the tokenizer is damaged.
     """
-    place = _locate(corpus, tokenizer, block_length, 1, silent, folders)
+    place = _locate(corpus, tokenizer, block_length, folders)
     folder = place.tokenizer.folder
     fault = place.tokenizer.damage()
     if fault is not None and folder.is_dir():
@@ -139,7 +135,6 @@ class _Place:
     shelf: Shelf
     store: Path
     tokenizer: StoredTokenizer
-    report: Progress
     below: int | None = None
     """The hash below which a document is held out; None until the source is read, or if it has a validation part."""
 
@@ -152,15 +147,13 @@ def _locate(
     corpus: CorpusConfig,
     tokenizer: TokenizerConfig,
     block_length: int,
-    workers: int | None,
-    report: Progress,
     folders: Folders,
     *,
     settle: bool = False,
 ) -> _Place:
     if block_length < 2:
         raise UserError(f"the block length must be at least 2 tokens, got {block_length}.")
-    source, store = open_source(corpus, workers=workers, progress=report, **folders), folders["store"]
+    source, store = open_source(corpus, **folders), folders["store"]
     if settle:
         source.settle()
     origin = source.fingerprint()
@@ -168,7 +161,7 @@ def _locate(
     # The key depends on the text, not on where it is stored.
     key = stable_hash([versions.CORPORA, corpus.identity(), origin, own_key, block_length])[:16]
     shelf = _shelf(corpus, store, key)
-    return _Place(corpus, source, origin, block_length, key, shelf, store, StoredTokenizer(store, own_key), report)
+    return _Place(corpus, source, origin, block_length, key, shelf, store, StoredTokenizer(store, own_key))
 
 
 def _shelf(corpus: CorpusConfig, store: Path, key: str) -> Shelf:
@@ -189,12 +182,14 @@ def _tokenizer(config: TokenizerConfig, place: _Place) -> None:
     """Make the tokenizer; one that is to be trained sees a fixed sample of the training text."""
 
     def texts() -> Iterator[str]:
-        place.report("choosing text for the tokenizer", 0, None)
+        report("choosing text for the tokenizer", 0, None)
         chosen = tokenizer_sample(place.corpus, place.source, place.below, characters=TRAINING_CHARACTERS)
-        place.report("training the tokenizer", 0, None)
+        report("training the tokenizer", 0, None)
         yield from chosen
 
-    path = prepare_tokenizer(config, store=place.store, corpus_key=text_key(place.corpus, place.origin), texts=texts())
+    with bars() as report:
+        key = text_key(place.corpus, place.origin)
+        path = prepare_tokenizer(config, store=place.store, corpus_key=key, texts=texts())
     if path != place.tokenizer.folder:
         raise UserError(f"tokenizer.path: {config.path} has changed since it was hashed. Run the same command again.")
 
@@ -220,12 +215,12 @@ def tokenizer_sample(corpus: CorpusConfig, source: Source, below: int | None, *,
     return list(map(without_surrogates, chosen))
 
 
-def _encoder(place: _Place, workers: int, elsewhere: Elsewhere | None) -> AbstractContextManager[Encoder]:
+def _encoder(place: _Place, elsewhere: Elsewhere | None) -> AbstractContextManager[Encoder]:
     """Choose where to tokenise, local processes or a Ray cluster, and return the encoder."""
     tokeniser = Tokeniser.of(place.tokenizer.folder, special_ids(place.tokenizer.folder)["eos"])
     where = place.corpus.workers
     if where == "local" or (where == "auto" and elsewhere is None):
-        return local_encoder(tokeniser, workers)
+        return local_encoder(tokeniser)
     if elsewhere is None:
         raise UserError("corpus.workers: ray: there is no Ray session here; allowed without one: auto, local.")
     return elsewhere(tokeniser)
@@ -282,7 +277,7 @@ def _pack(place: _Place, encoder: Encoder) -> dict[str, Any]:
             )
             for part, tokens in limits.items()
         }
-        fill(writers, corpus, place.source, place.below, encoder, place.report)
+        fill(writers, corpus, place.source, place.below, encoder)
         # Both parts must pass before either gets its last shard.
         for writer in writers.values():
             _check_size(writer, place)
@@ -336,11 +331,7 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
             file = record.shard.file
             if file not in damaged:
                 continue
-            title = f"making {file} again ({damaged[file]})"
-
-            def report(*_: object, title: str = title) -> None:
-                place.report(title, 0, None)
-
+            say(f"making {file} again ({damaged[file]})")
             # The writer starts where the shard before ended, and is full after as many blocks as the lost shard had.
             with ShardWriter(
                 shelf,
@@ -351,7 +342,7 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
                 max_blocks=sum(item.shard.blocks for item in records[: number + 1]),
                 finished=records[:number],
             ) as writer:
-                fill({part: writer}, place.corpus, place.source, place.below, encoder, report)
+                fill({part: writer}, place.corpus, place.source, place.below, encoder)
             shelf.remove(record_file(part, number))
             # The record has the shard's SHA-256: anything but the same bytes would make another corpus under this key.
             if writer.records[number:] != [record]:

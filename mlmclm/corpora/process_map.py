@@ -18,7 +18,7 @@ from itertools import chain, islice
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mlmclm.errors import EnvironmentFault
 from mlmclm.system import usable_cpus
@@ -30,36 +30,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Progress(Protocol):
-    """Callback that takes the current activity, the amount done, the total amount (None if unknown), and what is counted."""
-
-    def __call__(self, what: str, done: int, total: int | None, unit: str = "", /) -> None:
-        """Show the progress."""
-
-
-def silent(what: str, done: int, total: int | None, unit: str = "") -> None:
-    """A `Progress` that shows nothing."""
-
-
-def worker_count(workers: int | None) -> int:
-    """Return `workers`, by default the number of processors that this process may use."""
-    return max(1, workers) if workers is not None else usable_cpus()
-
-
-def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Map a function over items in processes that are started for this and end with it (`worker_processes`)."""
-    with worker_processes(function, workers=workers) as ordered:
+    with worker_processes(function) as ordered:
         yield from ordered(items)
 
 
 @contextmanager
-def worker_processes(
-    function: Callable[[Item], Result], *, workers: int
-) -> Iterator[Callable[[Iterable[Item]], Generator[Result]]]:
-    """Yield a map that applies a function, which must be picklable, in `workers` processes.
+def worker_processes(function: Callable[[Item], Result]) -> Iterator[Callable[[Iterable[Item]], Generator[Result]]]:
+    """Yield a map that applies a function, which must be picklable, in as many processes as there are usable processors.
 
     The processes start once there is a second item. A single item is computed in this process, and so are all items if there
-    is one worker: a process takes longer to start than a small corpus to tokenise.
+    is one processor: a process takes longer to start than a small corpus to tokenise.
 
     Results come in the order of the items; at most four items per worker are read ahead. The map raises what the
     function raises. Closing its generator drops the items not yet begun.
@@ -67,6 +49,7 @@ def worker_processes(
     Raises:
         EnvironmentFault: a worker was killed, most often because memory ran out.
     """
+    workers = usable_cpus()
     with ExitStack() as stack:
 
         @cache

@@ -123,7 +123,7 @@ def tokenised(encoded: pyarrow.Table) -> Iterator[tuple[Position, bool, NDArray[
 
 
 @contextmanager
-def local_encoder(tokeniser: Tokeniser, workers: int) -> Iterator[Encoder]:
-    """Tokenise in `workers` processes; a single worker is this process itself."""
-    with worker_processes(tokeniser, workers=workers) as tokenise:
+def local_encoder(tokeniser: Tokeniser) -> Iterator[Encoder]:
+    """Tokenise in processes of this machine."""
+    with worker_processes(tokeniser) as tokenise:
         yield lambda stream, starts: tokenise(text_batches(stream, stream.numbers(starts), starts))

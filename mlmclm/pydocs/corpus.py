@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from mlmclm.corpora.documents import Piece, Source
-from mlmclm.corpora.process_map import Progress, silent
 from mlmclm.pydocs import documentation
 from mlmclm.pydocs.pin import resolved
 
@@ -18,8 +17,6 @@ class PydocsSource(Source):
     """The documentation of a store's environment, with separate packages for training and validation."""
 
     store: Path
-    workers: int | None
-    progress: Progress
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the store's documentation, or of this environment's if the store has none yet."""
@@ -27,16 +24,12 @@ class PydocsSource(Source):
 
     def settle(self) -> None:
         """Pin the store's documentation, extracting it if needed."""
-        documentation.settle_pydocs(self.store, workers=self.workers, progress=self.progress)
+        documentation.settle_pydocs(self.store)
 
     def pieces(self, part: str) -> Sequence[Piece]:
         """Return one piece per part: the parts are small."""
         return [partial(self._read, part)]
 
     def _read(self, part: str) -> Iterator[str]:
-        folder = documentation.prepare_pydocs(self.store, workers=self.workers, progress=self.progress)
+        folder = documentation.prepare_pydocs(self.store)
         return documentation.read_texts(folder, part)
-
-    def __reduce__(self) -> tuple[type[PydocsSource], tuple[Path, int, Progress]]:
-        """Pickle without the callback and with one worker: another process only reads what was extracted here."""
-        return PydocsSource, (self.store, 1, silent)

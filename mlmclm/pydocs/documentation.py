@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mlmclm.corpora.documents import StoredText
-from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
+from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import UserError
+from mlmclm.progress import bars
 from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.outlines import outline
 from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
@@ -91,7 +92,7 @@ def environment_fingerprint() -> str:
     return stable_hash(parts)[:16]
 
 
-def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> str:
+def settle_pydocs(store: Path) -> str:
     """Pin the store's documentation and return its fingerprint; extract this environment's if the store has none.
 
     Raises UserError if there is no docstring in the sources, EnvironmentFault if the disk is full or a worker was killed.
@@ -102,14 +103,14 @@ def settle_pydocs(store: Path, *, workers: int | None = None, progress: Progress
                 pinned = resolved(store)
                 if pinned is None:
                     pinned = environment_fingerprint()
-                    _extract(documentation(store, pinned), workers, progress)
+                    _extract(documentation(store, pinned))
                 write_pin(store, pinned)
     pinned = resolved(store)
     assert pinned is not None
     return pinned
 
 
-def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progress = silent) -> Path:
+def prepare_pydocs(store: Path) -> Path:
     """Return the folder with `documents.parquet` and `meta.json`, extracted on first use and the same from then on.
 
     `meta.json` counts files, docstrings and copies, and documents, characters and packages per split. The table's
@@ -122,7 +123,7 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
             changed.
         EnvironmentFault: the disk is full, or a worker was killed.
     """
-    pinned = settle_pydocs(store, workers=workers, progress=progress)
+    pinned = settle_pydocs(store)
     text = documentation(store, pinned)
     if not text.find():
         if environment_fingerprint() != pinned:
@@ -131,7 +132,7 @@ def prepare_pydocs(store: Path, *, workers: int | None = None, progress: Progres
                 f"installed now is not what was installed then. Restore the folder; or delete {pin_file(store)} to use the documentation "
                 "of what is installed now: this gives another corpus, with which all models and cells are computed again."
             )
-        _extract(text, workers, progress)
+        _extract(text)
     return text.folder
 
 
@@ -274,9 +275,9 @@ def _read_files(files: list[tuple[str, str]]) -> tuple[list[Docstring], int]:
     return docs, failed
 
 
-def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
+def _extract(text: StoredText) -> None:
     def make(folder: Path) -> None:
-        _write(folder, worker_count(workers), progress)
+        _write(folder)
         if environment_fingerprint() != text.key.rpartition("-")[2]:
             raise UserError(
                 "the installed packages have changed while their documentation was read; run the same command again."
@@ -285,7 +286,7 @@ def _extract(text: StoredText, workers: int | None, progress: Progress) -> None:
     text.ensure(make, title="the documentation")
 
 
-def _write(folder: Path, workers: int, progress: Progress) -> None:
+def _write(folder: Path) -> None:
     """Read all sources, remove copies, divide packages into splits and write the Parquet file."""
     import pyarrow
     import pyarrow.parquet
@@ -295,12 +296,12 @@ def _write(folder: Path, workers: int, progress: Progress) -> None:
     chunks = [files[start : start + _FILES_A_CHUNK] for start in range(0, len(files), _FILES_A_CHUNK)]
     documents: list[Docstring] = []
     failed = 0
-    results = ordered_map(_read_files, chunks, workers=min(workers, len(chunks) or 1))
-    for number, (docs, unreadable) in enumerate(results, start=1):
-        documents += docs
-        failed += unreadable
-        read = min(number * _FILES_A_CHUNK, len(files))
-        progress("reading the installed packages' documentation", read, len(files), "files")
+    with bars() as report:
+        for number, (docs, unreadable) in enumerate(ordered_map(_read_files, chunks), start=1):
+            documents += docs
+            failed += unreadable
+            read = min(number * _FILES_A_CHUNK, len(files))
+            report("reading the installed packages' documentation", read, len(files), "files")
     # Keep the first of copies that differ in white space only.
     kept = distinct(documents, key=lambda doc: " ".join(doc.text.split()))
     if not kept:

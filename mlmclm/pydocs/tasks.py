@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm.corpora.generated_task import GeneratedTask
-from mlmclm.corpora.process_map import Progress, ordered_map, silent, worker_count
+from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import UserError, unknown
+from mlmclm.progress import bars
 from mlmclm.pydocs import fields as pydocs_fields
 from mlmclm.pydocs import kind as pydocs_kind
 from mlmclm.pydocs import passages as pydocs_retrieval
@@ -45,7 +46,7 @@ _MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[s
 PYDOCS_TASKS = tuple(_MAKERS)
 
 
-def build(task: str, store: Path, progress: Progress | None = None, *, workers: int | None = None) -> Path:
+def build(task: str, store: Path) -> Path:
     """Return the folder of a task. All four tasks are made together on first use.
 
     They are made from the store's documentation (`mlmclm.pydocs.pin`) and don't change with the installed packages.
@@ -64,16 +65,19 @@ def build(task: str, store: Path, progress: Progress | None = None, *, workers: 
     folder = find(task, store)
     if folder is not None:
         return folder
-    report = progress or silent
-    text = prepare_pydocs(store, workers=workers, progress=report)
+    text = prepare_pydocs(store)
     source = resolved(store)
     assert source is not None
-    documents = _parsed(text, worker_count(workers), report)
     missing = [name for name in _MAKERS if not _stored(name, store, source).find()]
-    results = ordered_map(partial(_tables, documents), missing, workers=worker_count(workers))
-    for number, (name, tables) in enumerate(zip(missing, results, strict=True)):
-        _stored(name, store, source).ensure(partial(_write, name, tables, source), title=name)
-        report("making tasks from the documentation", number + 1, len(missing), "tasks")
+    with bars() as report:
+        documents, groups = list[Documented](), read_groups(text)
+        for number, part in enumerate(ordered_map(partial(_parse_group, text), range(groups)), start=1):
+            documents += part
+            report("reading parameters, results and exceptions", number, groups, "parts")
+        results = ordered_map(partial(_tables, documents), missing)
+        for number, (name, tables) in enumerate(zip(missing, results, strict=True), start=1):
+            _stored(name, store, source).ensure(partial(_write, name, tables, source), title=name)
+            report("making tasks from the documentation", number, len(missing), "tasks")
     return _stored(task, store, source).folder
 
 
@@ -87,16 +91,6 @@ def find(task: str, store: Path) -> Path | None:
 def _stored(task: str, store: Path, source: str) -> GeneratedTask:
     """Return a task made from a documentation, which may not exist yet."""
     return GeneratedTask(store, stable_hash([TASK_VERSION, task, source])[:16])
-
-
-def _parsed(folder: Path, workers: int, progress: Progress) -> list[Documented]:
-    groups = read_groups(folder)
-    documents: list[Documented] = []
-    parts = ordered_map(partial(_parse_group, folder), range(groups), workers=min(workers, groups))
-    for number, part in enumerate(parts):
-        documents += part
-        progress("reading parameters, results and exceptions", number + 1, groups, "parts")
-    return documents
 
 
 def _parse_group(folder: Path, number: int) -> list[Documented]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from mlmclm.corpora.documents import StoredText
 from mlmclm.corpora.generated_task import GeneratedTask
 from mlmclm.corpora.prepared_corpus import StoredCorpus
-from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import StoredTokenizer
 from mlmclm.errors import UserError, one_line, unknown
 from mlmclm.finetuning.kept import KeptEncoder
@@ -22,6 +21,7 @@ from mlmclm.models.stored_model import ExportedModel
 from mlmclm.numbers import plural
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.pretraining.states import StoredRevision, StoredState
+from mlmclm.progress import bars
 from mlmclm.storage.addresses import discard, leases_of
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
 from mlmclm.storage.checksums import CHECKSUMS
@@ -413,19 +413,19 @@ def pieces_of(contents: Contents, study: str | None = None) -> Iterator[Piece]:
         yield from _study(store, name)
 
 
-def verify(pieces: Iterable[Piece], progress: Progress) -> list[Verified]:
-    """Check files and return the outcome, by kind.
+def verify(pieces: Iterable[Piece]) -> list[Verified]:
+    """Check files, show the progress, and return the outcome by kind.
 
     Raises:
         EnvironmentFault: an object store cannot be reached.
     """
     listed = list(pieces)
     total, read, reasons = sum(piece.size for piece in listed), 0, list[str | None]()
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool, bars() as report:
         for piece, reason in zip(listed, pool.map(lambda piece: piece.check(), listed), strict=True):
             read += piece.size
             reasons.append(reason)
-            progress(f"verifying {plural(len(listed), 'file')}", read >> 20, total >> 20, "MiB")
+            report(f"verifying {plural(len(listed), 'file')}", read >> 20, total >> 20, "MiB")
     return [_of_kind(kind, listed, reasons) for kind in dict.fromkeys(piece.kind for piece in listed)]
 
 
@@ -448,11 +448,11 @@ def _study(store: Path, name: str) -> Iterator[Piece]:
             yield from (piece for piece in pieces_in(part, "models", again) if inode_of(Path(piece.path)) not in linked)
 
 
-def with_examples(found: SweepStatus, store: Path, progress: Progress) -> SweepStatus:
+def with_examples(found: SweepStatus, store: Path) -> SweepStatus:
     """Return the status, in which cells with damaged examples are marked as damaged; this reads all examples."""
     keys = (state.cell.key for state in found.states if state.result is not None)
     pieces = {key: StoredResult(store, key).examples() for key in keys}
-    damaged = {file.path: file.reason for verified in verify(pieces.values(), progress) for file in verified.damaged}
+    damaged = {file.path: file.reason for verified in verify(pieces.values()) for file in verified.damaged}
     reasons = {key: f"{piece.path}: {damaged[piece.path]}" for key, piece in pieces.items() if piece.path in damaged}
     states = (
         CellState(state.cell, "damaged", damage=reasons[state.cell.key]) if state.cell.key in reasons else state

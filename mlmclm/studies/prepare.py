@@ -19,7 +19,6 @@ from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.mixed_corpus import AnyCorpus, PreparedSources, find_sources, prepare_sources
 from mlmclm.corpora.notes import UNTRAINED
 from mlmclm.corpora.prepare_corpus import Elsewhere, find_corpus, prepare_corpus
-from mlmclm.corpora.process_map import Progress
 from mlmclm.corpora.tokenizer import check_special, repository_of, special_ids
 from mlmclm.errors import UserError
 from mlmclm.launches.ray_tokenising import on_cluster
@@ -41,7 +40,7 @@ from mlmclm.pretraining.initial import (
 )
 from mlmclm.pretraining.seen import FORMATS, TrainingBatch, export, export_data_set, training_batches
 from mlmclm.pretraining.state_facts import shared_settings, source_facts, state_facts, tokens_by_source
-from mlmclm.progress import bars, say
+from mlmclm.progress import say
 from mlmclm.reports.figures.loss_curves import MOST_POINTS, thinned
 from mlmclm.reports.study_facts import Kind, ModelFacts
 from mlmclm.storage.files import first_existing, places_of, read_json
@@ -163,8 +162,7 @@ def prepare_study(study: StudyFile, place: Place, *, session: Session | None = N
     plan = make_plan(study.parsed, study.recipe)  # first, so that a wrong name fails before any work
     beginning = prepare_initial(_wanted(study, place))
     _check_shapes(study, {name: model.size for name, model in beginning.models.items()})
-    with bars() as progress:
-        corpus = _corpus(study, place, beginning.tokenizer, progress, session)
+    corpus = _corpus(study, place, beginning.tokenizer, session)
     check_special(corpus.tokenizer, masked=_masks(plan))
     _check_lengths(study, corpus)
     needed = study.recipe.batch * study.recipe.block_length
@@ -176,14 +174,12 @@ def prepare_study(study: StudyFile, place: Place, *, session: Session | None = N
     return _prepared(study, place, corpus, beginning.models)
 
 
-def _corpus(
-    study: StudyFile, place: Place, tokenizer: TokenizerConfig, progress: Progress, session: Session | None
-) -> AnyCorpus:
+def _corpus(study: StudyFile, place: Place, tokenizer: TokenizerConfig, session: Session | None) -> AnyCorpus:
     def elsewhere(corpus: CorpusConfig) -> Elsewhere | None:
         local = session is None and corpus.workers == "ray"
         return on_cluster(partial(ray_session, place.store) if local else session)
 
-    where = _where(study, place) | {"progress": progress}
+    where = _where(study, place)
     if study.corpus is not None:
         return prepare_corpus(study.corpus, tokenizer, **where, elsewhere=elsewhere(study.corpus))
     return prepare_sources(study.sources, study.recipe.mix or (), tokenizer, **where, elsewhere=elsewhere)
@@ -229,7 +225,7 @@ def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
 def check_sources(study: StudyFile, place: Place) -> None:
     """Check that every corpus's source and a tokenizer of the Hub exist, without reading them; see `Source.check`."""
     for corpus in study.sources.values():
-        open_source(corpus, workers=1, store=place.store, data_root=place.data_root, beside=study.folder).check()
+        open_source(corpus, store=place.store, data_root=place.data_root, beside=study.folder).check()
     if study.tokenizer is not None and study.tokenizer.name is not None:
         repository = repository_of(study.tokenizer.name, study.tokenizer.revision)
         if repository.pinned(place.store) is None:

@@ -191,7 +191,7 @@ class Study:
     def _check_data(self, name: str) -> None:
         """Read and check a task's data as the run will, if they are files on this machine."""
         task, place = get_task(name, self.place.task_dirs), self.place
-        if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root, None)[1]:
+        if GENERATORS.find(task.source) is None and not reader(task, place.store, place.data_root)[1]:
             load_task(task, store=place.store, data_root=place.data_root)
 
     def plan_pretraining(self) -> StudyPlan:

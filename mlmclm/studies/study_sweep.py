@@ -17,7 +17,7 @@ from mlmclm.finetuning.cell import Cell
 from mlmclm.models.folder import check_length, context_of, load_encoder
 from mlmclm.models.sources import local_folder
 from mlmclm.plans.names import ModelName, parse_name, replicates_among
-from mlmclm.progress import bars, say
+from mlmclm.progress import say
 from mlmclm.reports.study_facts import ModelFacts, StudyFacts, TaskFacts
 from mlmclm.results.examples import GROUP
 from mlmclm.results.metrics import value_of
@@ -194,21 +194,19 @@ def prepare_tasks(prepared: PreparedStudy, space: Space) -> dict[str, PreparedTa
             f"{', '.join(bare)}: the models have seen BOS before each chunk, and the protocol (special_tokens: end) puts none before a text; "
             f"special_tokens: tokenizer does, in {titles(lambda family: family.framed)}"
         )
-    with bars() as progress:
 
-        def prepare_one(task: str) -> PreparedTask:
-            protocols = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
-            return prepare_task(
-                get_task(task, prepared.place.task_dirs),
-                prepared.corpus.tokenizer,
-                # The tokens are the same for all models, but `bos` needs a tokenizer that adds BOS.
-                next((protocol for protocol in protocols if protocol.pooling == "bos"), protocols[0]),
-                prepared.place.store,
-                prepared.place.data_root,
-                progress=progress,
-            )
+    def prepare_one(task: str) -> PreparedTask:
+        protocols = [space.for_model(model).protocol_for(task) for model in ("", *space.per_model)]
+        return prepare_task(
+            get_task(task, prepared.place.task_dirs),
+            prepared.corpus.tokenizer,
+            # The tokens are the same for all models, but `bos` needs a tokenizer that adds BOS.
+            next((protocol for protocol in protocols if protocol.pooling == "bos"), protocols[0]),
+            prepared.place.store,
+            prepared.place.data_root,
+        )
 
-        return dict(zip(space.tasks, for_each(space.tasks, prepare_one), strict=True))
+    return dict(zip(space.tasks, for_each(space.tasks, prepare_one), strict=True))
 
 
 def sweep_of(
@@ -257,13 +255,11 @@ def with_tasks(made: StudySweep, *, prepare: bool) -> StudySweep:
     Args:
         prepare: whether to prepare what isn't prepared yet; otherwise a few examples are tokenised, and thrown away.
     """
-    with bars() as progress:
 
-        def tokenise(swept: SweptModel) -> SweptModel:
-            tasks = open_tasks(swept.model.folder, swept.space, made.place, prepare=prepare, progress=progress)
-            return replace(swept, tasks=tasks)
+    def tokenise(swept: SweptModel) -> SweptModel:
+        return replace(swept, tasks=open_tasks(swept.model.folder, swept.space, made.place, prepare=prepare))
 
-        made = replace(made, models=tuple(for_each(made.models, tokenise)))
+    made = replace(made, models=tuple(for_each(made.models, tokenise)))
     _check_loading(made)
     return made
 
@@ -289,9 +285,7 @@ def expand_studies(file: SweepFile, store: Path) -> SweepFile:
     return file.model_copy(update={"models": named})
 
 
-def open_tasks(
-    folder: Path, space: Space, place: Place, *, prepare: bool, progress: Any = None
-) -> dict[str, PreparedTask]:
+def open_tasks(folder: Path, space: Space, place: Place, *, prepare: bool) -> dict[str, PreparedTask]:
     """Return the tasks that are prepared for a folder's tokenizer, by name, and check the others, or `prepare` them."""
 
     def find_or_prepare(name: str) -> PreparedTask | None:
@@ -306,7 +300,7 @@ def open_tasks(
         # Imported late because it loads torch, which isn't needed if the data are tokenised already.
         from mlmclm.tasks.prepare_task import prepare_task
 
-        return prepare_task(task, folder, settings, place.store, place.data_root, progress=progress)
+        return prepare_task(task, folder, settings, place.store, place.data_root)
 
     tasks = dict(zip(space.tasks, for_each(space.tasks, find_or_prepare), strict=True))
     return {name: task for name, task in tasks.items() if task is not None}

@@ -16,7 +16,7 @@ from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.finetuning.protocol import Protocol, overridden
 from mlmclm.models.folder import check_length, context_of
 from mlmclm.models.warm_up import compile_kernels
-from mlmclm.progress import Bar, bars, say_once
+from mlmclm.progress import Bar, say_once
 from mlmclm.seeds import Seed, read_seed
 from mlmclm.storage.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name, named_result, recorded_cell
@@ -258,8 +258,7 @@ def _data(task: Task, folder: Path, settings: Protocol, place: Place, *, write: 
     The tokenised data are written to the store, if `write`.
     """
     check_length(folder, settings.max_length)
-    with bars() as progress:
-        data = load_task(task, store=place.store, data_root=place.data_root, progress=progress)
+    data = load_task(task, store=place.store, data_root=place.data_root)
     prepared = find_tokens(task, data.fingerprint, folder, settings, place.store)
     if prepared is not None:
         check_vocabulary(prepared, folder)  # another model of this tokenizer may have prepared it

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from mlmclm.corpora.process_map import Progress
 from mlmclm.registry import KINDS, Registry
 
 
@@ -16,7 +15,7 @@ class Generator(Protocol):
     def find(self, task: str, store: Path) -> Path | None:
         """Return the task's folder if the store has it, else None. Must not write anything."""
 
-    def build(self, task: str, store: Path, progress: Progress | None) -> Path:
+    def build(self, task: str, store: Path) -> Path:
         """Return the task's folder, with a table for each split; make it first if necessary."""
 
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from mlmclm.configuration import Role
-from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.results.measures import Array
 from mlmclm.storage.addresses import is_local, send_file
@@ -29,7 +28,7 @@ from mlmclm.tasks.splits import reader
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Progress | None = None) -> TaskData:
+def load_task(task: Task, *, store: Path, data_root: Path | None) -> TaskData:
     """Read and check all splits of a task.
 
     Args:
@@ -41,7 +40,7 @@ def load_task(task: Task, *, store: Path, data_root: Path | None, progress: Prog
             documents, a file is damaged, or the data of a Hub branch have changed since the store first read them.
         EnvironmentFault: the Hub can't be reached.
     """
-    read, from_hub = reader(task, store, data_root, progress)
+    read, from_hub = reader(task, store, data_root)
     data = task_from(task, read)
     if from_hub:
         check_pin(task, data.fingerprint, store)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.models.folder import check_length, load_tokenizer, tokenizer_hash
 from mlmclm.models.sources import tokenizer_file
@@ -40,7 +39,6 @@ def prepare_task(
     settings: TaskSettings,
     store: Path,
     data_root: Path | None,
-    progress: Progress | None = None,
 ) -> PreparedTask:
     """Load, check and tokenise a task before any training. Several processes may do so at the same time.
 
@@ -52,7 +50,7 @@ def prepare_task(
     """
     task = get_task(task) if isinstance(task, str) else task
     check_length(tokenizer_folder, settings.max_length)
-    data = load_task(task, store=store, data_root=data_root, progress=progress)
+    data = load_task(task, store=store, data_root=data_root)
     return prepare_data(data, tokenizer_folder, settings, store)
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from mlmclm.corpora.hub_names import check_hub_data
 from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
-from mlmclm.corpora.process_map import Progress
 from mlmclm.errors import UserError
 from mlmclm.storage.data_files import DELIMITERS, file_names_in, files_of, instead_of, kind_of
 from mlmclm.storage.files import read_json
@@ -20,16 +19,14 @@ from mlmclm.tasks.generator import GENERATORS
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 
 
-def reader(
-    task: Task, store: Path, data_root: Path | None, progress: Progress | None
-) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
+def reader(task: Task, store: Path, data_root: Path | None) -> tuple[Callable[[str | SourceTable, str], Columns], bool]:
     """Return a function that reads a table of this task, given the table's declaration and name; and whether it reads the Hub.
 
     Raises UserError if the folder of a local task is missing.
     """
     generator = GENERATORS.find(task.source)
     if generator is not None:
-        return partial(_read_local, task, generator.build(task.name, store, progress)), False
+        return partial(_read_local, task, generator.build(task.name, store)), False
     folder = data_root / task.folder if data_root is not None and task.folder else None
     if folder is not None and folder.is_dir():
         return partial(_read_local, task, folder), False

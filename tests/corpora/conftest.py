@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlmclm.corpora import process_map
 from mlmclm.pydocs import documentation as pydocs
 from small_words import WORDS
 
@@ -44,6 +45,12 @@ def google(generator: random.Random) -> str:
         f"{sentence(generator)}\n\n    {sentence(generator, 14)}\n\n    Args:\n{fields}\n\n    Returns:\n"
         f"        bool: {sentence(generator)}\n\n    Raises:\n        KeyError: If {sentence(generator).lower()}\n    "
     )
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do all work in this process, unless a test has another number of processors."""
+    monkeypatch.setattr(process_map, "usable_cpus", lambda: 1)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from mlmclm.corpora import filling, process_map
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
@@ -32,7 +36,14 @@ def build(
 ) -> PreparedCorpus:
     options.setdefault("validation_fraction", 0.1)
     config = CorpusConfig(source=str(source), workers=workers_setting, **options)
-    return prepare_corpus(config, BPE, block_length=length, store=store, workers=workers, elsewhere=on_cluster(None))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_map, "usable_cpus", lambda: workers)
+        return prepare_corpus(config, BPE, block_length=length, store=store, elsewhere=on_cluster(None))
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, function: Callable[..., None]) -> None:
+    """Give the progress of packing to a function, which may end it."""
+    monkeypatch.setattr(filling, "bars", lambda: nullcontext(function))
 
 
 def stream(blocks: Any) -> list[int]:

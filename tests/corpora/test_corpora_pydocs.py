@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from mlmclm.corpora import process_map
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import Root, docstrings, environment_fingerprint, prepare_pydocs, read_group, topics
@@ -100,12 +101,12 @@ def test_the_style_of_a_docstring_is_recognised(text: str, style: str) -> None:
 
 def test_nothing_is_imported(environment: list[Root], tmp_path: Path) -> None:
     before = set(sys.modules)
-    prepare_pydocs(tmp_path, workers=1)
+    prepare_pydocs(tmp_path)
     assert not {name for name in set(sys.modules) - before if name.startswith("package")}
 
 
 def test_splits_are_disjoint_by_package_and_by_text(environment: list[Root], tmp_path: Path) -> None:
-    found = rows(prepare_pydocs(tmp_path, workers=1))
+    found = rows(prepare_pydocs(tmp_path))
     packages = {split: {row["package"] for row in found if row["split"] == split} for split in pydocs_splits()}
     assert all(packages.values())
     assert not packages["train"] & packages["validation"]
@@ -120,14 +121,19 @@ def pydocs_splits() -> list[str]:
     return ["train", "validation", "test"]
 
 
-def test_the_number_of_workers_does_not_change_a_byte(environment: list[Root], tmp_path: Path) -> None:
-    folders = [prepare_pydocs(tmp_path / str(count), workers=count) for count in (1, 2)]
+def test_the_number_of_workers_does_not_change_a_byte(
+    environment: list[Root], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for count in (1, 2):
+        monkeypatch.setattr(process_map, "usable_cpus", lambda count=count: count)
+        folders.append(prepare_pydocs(tmp_path / str(count)))
     for name in ("documents.parquet", "meta.json"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
 def test_a_second_call_only_looks(environment: list[Root], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepare_pydocs(tmp_path, workers=1)
+    folder = prepare_pydocs(tmp_path)
     monkeypatch.setattr(pydocs, "_extract", None)
     assert prepare_pydocs(tmp_path) == folder
 
@@ -143,7 +149,7 @@ def test_copies_are_removed_and_broken_sources_are_counted(
     (root / "package00" / "tests").mkdir()
     (root / "package00" / "tests" / "test_x.py").write_text('"""Never reached by extraction."""\n')
     installed(monkeypatch, root)
-    facts = json.loads((prepare_pydocs(tmp_path / "store", workers=1) / "meta.json").read_text())
+    facts = json.loads((prepare_pydocs(tmp_path / "store") / "meta.json").read_text())
     assert facts["unparsable_files"] == 1
     assert facts["files"] == 7
     assert facts["found"] - facts["distinct"] == 16
@@ -154,7 +160,7 @@ def test_sources_without_docstrings_are_an_error(tmp_path: Path, monkeypatch: py
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "a.py").write_text("x = 1\n")
     with pytest.raises(UserError, match="no docstring"):
-        prepare_pydocs(tmp_path, workers=1)
+        prepare_pydocs(tmp_path)
 
 
 def test_the_fingerprint_follows_distributions_but_not_this_project(
@@ -178,7 +184,7 @@ def test_packages_of_one_distribution_stay_together(
     record.parent.mkdir()
     record.write_text("".join(f"package{n:02d}/__init__.py,sha256=x,1\n" for n in range(20)))
     installed(monkeypatch, site, "site")
-    found = rows(prepare_pydocs(tmp_path, workers=1))
+    found = rows(prepare_pydocs(tmp_path))
     assert {row["split"] for row in found} == {"train"}
 
 
@@ -227,7 +233,7 @@ def test_installed_packages_give_documents_in_every_style(tmp_path: Path, monkey
         if (site / name).is_dir():
             shutil.copytree(site / name, tmp_path / "site" / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
     installed(monkeypatch, tmp_path / "site")
-    found = rows(prepare_pydocs(tmp_path, workers=2))
+    found = rows(prepare_pydocs(tmp_path))
     assert len(found) > 1000
     assert len({row["package"] for row in found}) >= 5
     assert {row["split"] for row in found} == set(pydocs_splits())

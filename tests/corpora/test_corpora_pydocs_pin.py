@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_corpora import BPE, SMALL, build
+from small_corpora import BPE, SMALL, build, tell
 
 from mlmclm.corpora import tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
@@ -42,7 +42,7 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
 ) -> None:
     store = tmp_path / "store"
     first = build("pydocs", store)
-    tasks = [build_task(name, store, workers=1) for name in PYDOCS_TASKS]
+    tasks = [build_task(name, store) for name in PYDOCS_TASKS]
     assert install() != resolved(store)
     monkeypatch.setattr(pydocs, "_write", None)
     config = CorpusConfig(source="pydocs", validation_fraction=0.1)
@@ -53,7 +53,7 @@ def test_what_is_installed_later_changes_neither_corpus_nor_tasks_and_nothing_is
     other = build("pydocs", store, length=32)
     assert json.loads((other.folder / "index.json").read_text())["source_fingerprint"] == resolved(store)
     shutil.rmtree(tasks[0])
-    assert build_task(PYDOCS_TASKS[0], store, workers=1) == tasks[0]
+    assert build_task(PYDOCS_TASKS[0], store) == tasks[0]
 
 
 def test_a_deleted_pin_takes_the_documentation_of_what_is_installed_now(install: Install, tmp_path: Path) -> None:
@@ -84,8 +84,9 @@ def test_a_preparation_that_was_interrupted_goes_on_with_the_same_text_after_pac
 
     store = tmp_path / "store"
     config = CorpusConfig(source="pydocs", validation_fraction=0.1, shard_mib=SMALL)
-    with pytest.raises(Stopped):
-        prepare_corpus(config, BPE, block_length=16, store=store, workers=1, progress=stop)
+    with pytest.raises(Stopped), monkeypatch.context() as patched:
+        tell(patched, stop)
+        prepare_corpus(config, BPE, block_length=16, store=store)
     assert list((store / "corpora" / whole.key).glob("*.bin"))
     install()
     resumed = build("pydocs", store, shard_mib=SMALL)

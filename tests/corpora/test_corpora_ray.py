@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 import small_corpora
-from small_corpora import BPE, LIMITS, SMALL
+from small_corpora import BPE, LIMITS, SMALL, tell
 
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.corpora import tokenising
@@ -90,8 +90,9 @@ def test_a_running_session_is_used_and_goes_on_where_local_processes_stopped(
             raise Stopped
 
     config = CorpusConfig(source=str(folder), validation_fraction=0.1, workers="local", shard_mib=0.004)
-    with pytest.raises(Stopped):
-        prepare_corpus(config, BPE, block_length=16, store=tmp_path / "two", workers=1, progress=stop)
+    with pytest.raises(Stopped), monkeypatch.context() as patched:
+        tell(patched, stop)
+        prepare_corpus(config, BPE, block_length=16, store=tmp_path / "two")
     begun = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "two" / "corpora" / whole.key).glob("*.bin")}
     assert len(begun) > 3
     used: list[str] = []
@@ -129,7 +130,7 @@ def test_a_mistake_in_the_source_is_the_users_error_and_nothing_else_is_printed(
     capfd.readouterr()
     with pytest.raises(UserError, match=r"3\.jsonl, line 1: there is no column 'text'"):
         prepare_corpus(
-            config, TokenizerConfig(path=str(tokenizer)), block_length=16, store=tmp_path / "b", workers=1,
+            config, TokenizerConfig(path=str(tokenizer)), block_length=16, store=tmp_path / "b",
             elsewhere=ray_tokenising.on_cluster(None),
         )  # fmt: skip
     assert capfd.readouterr() == ("", "")

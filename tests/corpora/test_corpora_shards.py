@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from small_corpora import BPE, LIMITS, SMALL, build, stream
+from small_corpora import BPE, LIMITS, SMALL, build, stream, tell
 
 from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
@@ -125,30 +125,33 @@ def test_a_preparation_that_ends_early_again_and_again_gives_the_same_files(
             written.update(now)
             raise Stopped
 
+    tell(monkeypatch, stop_at_the_next_shard)
     prepared, attempts = None, 0
     while prepared is None:
         attempts += 1
         with contextlib.suppress(Stopped):
-            prepared = prepare_corpus(
-                config, BPE, block_length=16, store=tmp_path / "often", workers=1, progress=stop_at_the_next_shard
-            )
+            prepared = prepare_corpus(config, BPE, block_length=16, store=tmp_path / "often")
     assert attempts > 3
     assert files(prepared.folder) == files(once.folder)
 
 
 KILLED = """
 import sys, time
+from contextlib import nullcontext
 from pathlib import Path
-from mlmclm.corpora import tokenising
+from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
 from mlmclm.corpora.prepare_corpus import prepare_corpus
 
+def work(*_):
+    # Whoever kills it finds it at work.
+    time.sleep(600 if len([*Path(sys.argv[2]).glob("corpora/*/train-*.json")]) >= 3 else 0)
+
+filling.bars = lambda: nullcontext(work)
 tokenising.BATCH_CHARACTERS = 2000
 prepare_corpus(
     CorpusConfig(source=sys.argv[1], validation_fraction=0.1, shard_mib=float(sys.argv[3])),
-    TokenizerConfig(train_vocab_size=320), block_length=16, store=Path(sys.argv[2]), workers=2,
-    # Whoever kills it finds it at work.
-    progress=lambda *_: time.sleep(600 if len([*Path(sys.argv[2]).glob("corpora/*/train-*.json")]) >= 3 else 0),
+    TokenizerConfig(train_vocab_size=320), block_length=16, store=Path(sys.argv[2]),
 )
 """
 
@@ -177,7 +180,7 @@ def test_a_preparation_that_is_killed_keeps_its_shards_and_goes_on_behind_them(l
 @pytest.mark.parametrize("damage", ["missing", "short"])
 @pytest.mark.parametrize("options", LIMITS)
 def test_a_lost_shard_is_named_and_it_alone_is_made_again(
-    lines: Path, tmp_path: Path, damage: str, options: dict[str, Any]
+    lines: Path, tmp_path: Path, damage: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = build(lines, tmp_path, shard_mib=SMALL, **options)
     before = files(first.folder)
@@ -191,9 +194,9 @@ def test_a_lost_shard_is_named_and_it_alone_is_made_again(
     assert lost[0] in first.train.damaged()
     config = CorpusConfig(source=str(lines), validation_fraction=0.1, shard_mib=SMALL, **options)
     assert find_corpus(config, BPE, block_length=16, store=tmp_path) is None
-    said: set[str] = set()
-    prepare_corpus(config, BPE, block_length=16, store=tmp_path, workers=1, progress=lambda what, *_: said.add(what))
-    assert all(any(file in what for what in said) for file in lost)
+    prepare_corpus(config, BPE, block_length=16, store=tmp_path)
+    said = capsys.readouterr().err
+    assert all(f"making {file} again ({'no such file' if damage == 'missing' else ''}" in said for file in lost)
     assert files(first.folder) == before
     for name, written in times.items():
         assert ((first.folder / name).stat().st_mtime_ns == written) == (name not in lost)
@@ -268,16 +271,15 @@ def test_a_preparation_at_an_address_goes_on_elsewhere_and_repairs_what_is_lost_
         if done > 6000:
             raise Stopped
 
-    with pytest.raises(Stopped):
-        prepare_corpus(
-            config.model_copy(update={"cache": str(tmp_path / "a")}), BPE, block_length=16, store=tmp_path / "1",
-            workers=1, progress=stop,
-        )  # fmt: skip
+    with pytest.raises(Stopped), monkeypatch.context() as patched:
+        tell(patched, stop)
+        first = config.model_copy(update={"cache": str(tmp_path / "a")})
+        prepare_corpus(first, BPE, block_length=16, store=tmp_path / "1")
     (key,) = (path.name for path in (tmp_path / "a").iterdir())
     begun = {file: system.cat_file(file) for file in system.ls(f"{far}/{key}", detail=False) if file.endswith(".bin")}
     assert len(begun) > 1
     second = config.model_copy(update={"cache": str(tmp_path / "b")})
-    prepared = prepare_corpus(second, BPE, block_length=16, store=tmp_path / "2", workers=1)
+    prepared = prepare_corpus(second, BPE, block_length=16, store=tmp_path / "2")
     assert not any((tmp_path / "b" / key / file.rpartition("/")[2]).exists() for file in begun), (
         "they were not made again"
     )
@@ -289,23 +291,23 @@ def test_a_preparation_at_an_address_goes_on_elsewhere_and_repairs_what_is_lost_
     system.pipe_file(lost, content[:-4] + b"\0\0\0\0")
     assert damaged(tmp_path / "2", prepared) == [lost]
     system.rm_file(lost)
-    prepare_corpus(second, BPE, block_length=16, store=tmp_path / "2", workers=1)
+    prepare_corpus(second, BPE, block_length=16, store=tmp_path / "2")
     assert system.cat_file(lost) == content
 
 
-def test_two_preparations_at_once_take_turns(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_preparations_at_once_take_turns(
+    lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     answers: list[PreparedCorpus] = []
     config = CorpusConfig(source=str(lines), validation_fraction=0.1, shard_mib=SMALL)
 
     def run() -> None:
-        answers.append(
-            prepare_corpus(
-                config, BPE, block_length=16, store=tmp_path, workers=1, progress=lambda what, *_: done.append(what)
-            )
-        )
+        answers.append(prepare_corpus(config, BPE, block_length=16, store=tmp_path))
 
-    with Leases(tmp_path).attempt([f"corpora-{build(lines, tmp_path / 'key').key}"]):
+    key = build(lines, tmp_path / "key").key
+    tell(monkeypatch, lambda what, *_: done.append(what))
+    with Leases(tmp_path).attempt([f"corpora-{key}"]):
         thread = threading.Thread(target=run)
         thread.start()
         deadline = time.monotonic() + 300

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mlmclm.corpora import process_map
 from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import EnvironmentFault
 
@@ -30,17 +31,22 @@ def heeds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_results_come_in_the_order_of_the_items_whatever_the_workers() -> None:
+@pytest.fixture(autouse=True)
+def two_processes(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors, however many this machine has."""
+    monkeypatch.setattr(process_map, "usable_cpus", lambda: 2)
+
+
+def test_results_come_in_order_and_several_items_are_computed_in_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     items = list(range(50))
-    expected = [math.factorial(item) for item in items]
-    for workers in (1, 2, 3):
-        assert list(ordered_map(math.factorial, items, workers=workers)) == expected
-
-
-def test_one_item_is_computed_in_this_process_and_several_in_others() -> None:
-    assert list(ordered_map(_process_of, [0], workers=2)) == [os.getpid()]
-    assert os.getpid() not in ordered_map(_process_of, [0, 1], workers=2)
-    assert list(ordered_map(_process_of, [], workers=2)) == []
+    assert list(ordered_map(math.factorial, items)) == [math.factorial(item) for item in items]
+    assert list(ordered_map(_process_of, [0])) == [os.getpid()]
+    assert os.getpid() not in ordered_map(_process_of, [0, 1])
+    assert list(ordered_map(_process_of, [])) == []
+    monkeypatch.setattr(process_map, "usable_cpus", lambda: 1)
+    assert set(ordered_map(_process_of, items)) == {os.getpid()}
 
 
 def _process_of(item: int) -> int:
@@ -55,20 +61,10 @@ def test_few_items_are_read_ahead() -> None:
             taken.append(number)
             yield number
 
-    results = ordered_map(math.factorial, items(), workers=2)  # type: ignore[arg-type]
+    results = ordered_map(math.factorial, items())  # type: ignore[arg-type]
     next(results)
     assert len(taken) <= 9
     results.close()  # type: ignore[attr-defined]
-
-
-def test_an_exception_in_a_worker_is_raised_here() -> None:
-    with pytest.raises(ValueError, match="factorial"):
-        list(ordered_map(math.factorial, [1, -1], workers=2))
-
-
-def test_a_killed_worker_is_an_environment_fault() -> None:
-    with pytest.raises(EnvironmentFault, match="ended early"):
-        list(ordered_map(os._exit, [3, 3], workers=2))
 
 
 class Loaded:
@@ -80,29 +76,35 @@ class Loaded:
     def __reduce__(self) -> Any:
         return self.make, ()
 
-    def __call__(self, item: int) -> int:
-        return item
-
 
 def _fail() -> Any:
     assert parent_process() is None, "no such vocabulary"
 
 
+@pytest.mark.parametrize(
+    ("function", "items", "error", "message"),
+    [
+        (math.factorial, [1, -1], ValueError, "factorial"),
+        (os._exit, [3, 3], EnvironmentFault, "ended early"),
+        (Loaded(_fail), [1, 2], AssertionError, "no such vocabulary"),
+    ],
+)
+def test_an_error_in_a_worker_is_raised_here_and_a_killed_worker_is_an_environment_fault(
+    function: Any, items: list[int], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        list(ordered_map(function, items))
+
+
 def _threads() -> Any:
+    print("a library's message")
     return {1: os.environ.get("OMP_NUM_THREADS"), 2: os.environ.get("TOKENIZERS_PARALLELISM")}.get
 
 
-def test_a_function_that_a_worker_cannot_load_raises_its_error_and_not_that_of_a_killed_worker() -> None:
-    with pytest.raises(AssertionError, match="no such vocabulary"):
-        list(ordered_map(Loaded(_fail), [1, 2], workers=2))
-
-
-def test_the_number_of_threads_is_set_before_the_libraries_of_a_function_are_loaded() -> None:
-    assert list(ordered_map(Loaded(_threads), [1, 2], workers=2)) == ["1", "false"]
-
-
-def test_what_a_library_prints_in_a_worker_does_not_come_between_the_output(capfd: pytest.CaptureFixture[str]) -> None:
-    list(ordered_map(print, ["a", "b"], workers=2))
+def test_a_worker_has_one_thread_before_a_function_is_loaded_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert list(ordered_map(Loaded(_threads), [1, 2])) == ["1", "false"]
     assert capfd.readouterr().out == ""
 
 
@@ -114,7 +116,7 @@ def test_threads_that_start_workers_at_once_leave_the_main_module_in_place(monke
         return start(process)
 
     monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(slow))
-    threads = [threading.Thread(target=lambda: list(ordered_map(math.factorial, [1, 2], workers=2))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: list(ordered_map(math.factorial, [1, 2]))) for _ in range(2)]
     for thread in threads:
         thread.start()
         time.sleep(0.1)  # without a lock, the second one would find the module hidden, and restore it so at last
@@ -133,7 +135,7 @@ def test_ctrl_c_while_a_worker_starts_leaves_none_behind(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SpawnProcess, "_Popen", staticmethod(interrupted))
     with pytest.raises(KeyboardInterrupt):
-        list(ordered_map(math.factorial, [1, 2], workers=2))
+        list(ordered_map(math.factorial, [1, 2]))
     assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
@@ -142,7 +144,7 @@ def test_a_script_needs_no_guard_and_its_workers_end_with_it(number: signal.Sign
     script = tmp_path / "parent.py"
     script.write_text(
         "import time\nfrom mlmclm.corpora.process_map import ordered_map\n"
-        "for _ in ordered_map(time.sleep, [0.0] * 10_000_000, workers=2):\n    print('going', flush=True)\n"
+        "for _ in ordered_map(time.sleep, [0.0] * 10_000_000):\n    print('going', flush=True)\n"
     )  # No `if __name__` guard: workers must not run the caller's main module.
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

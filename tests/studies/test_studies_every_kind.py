@@ -144,7 +144,7 @@ class Made:
         folder = store / "own-data" / task
         return folder if (folder / "test.parquet").is_file() else None
 
-    def build(self, task, store, progress):
+    def build(self, task, store):
         folder, chance = store / "own-data" / task, random.Random(0)
         folder.mkdir(parents=True, exist_ok=True)
         for split, rows in (("train", 96), ("validation", 24), ("test", 24)):

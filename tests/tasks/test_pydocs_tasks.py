@@ -81,7 +81,7 @@ def environment(packages: Path) -> Iterator[None]:
 def store(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store in which the tasks are made."""
     folder = tmp_path_factory.mktemp("store")
-    build("pydocs-qa", folder, workers=1)
+    build("pydocs-qa", folder)
     return folder
 
 
@@ -90,7 +90,7 @@ def tables(store: Path) -> Tables:
     """task -> table -> rows."""
     result: Tables = {}
     for name in PYDOCS_TASKS:
-        folder = build(name, store, workers=1)
+        folder = build(name, store)
         result[name] = {file.stem: pq.read_table(file).to_pylist() for file in folder.glob("*.parquet")}
     return result
 
@@ -198,7 +198,7 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
         facts = json.loads((build(name, store) / "meta.json").read_text())
         assert facts["rows"] == {table: len(rows) for table, rows in tables[name].items()}
         assert facts["name"] == name
-        again = build(name, tmp_path, workers=2)
+        again = build(name, tmp_path)
         assert json.loads((again / "meta.json").read_text()) == facts
     assert json.loads((build("pydocs-kind", store) / "meta.json").read_text())["label_names"] == [
         "summary",
@@ -220,11 +220,11 @@ def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
     store: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(store, tmp_path / "store")
-    folder = build("pydocs-qa", tmp_path / "store", workers=1)
+    folder = build("pydocs-qa", tmp_path / "store")
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
     capfd.readouterr()
-    assert build("pydocs-qa", tmp_path / "store", workers=1) == folder
+    assert build("pydocs-qa", tmp_path / "store") == folder
     assert (folder / file).read_bytes() == whole
     assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
 
@@ -239,7 +239,7 @@ def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytes
     for number in range(3):
         (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
     with pytest.raises(UserError, match="too little documentation"):
-        build("pydocs-qa", tmp_path / "store", workers=1)
+        build("pydocs-qa", tmp_path / "store")
 
 
 def test_shortening_keeps_whole_sentences_or_cuts_the_first() -> None:
