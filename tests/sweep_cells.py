@@ -204,13 +204,6 @@ class InACrew(FakeWorker):
         return results
 
 
-class NeverStarts(Finetune):
-    """Cannot be set up."""
-
-    def setup(self, config: dict[str, Any], **options: Any) -> None:
-        raise RuntimeError("no such library")
-
-
 class UntilTold(FakeWorker):
     """Computes `make_result` in a fifth of a second until `store/told` exists, and then instantly."""
 

@@ -398,23 +398,6 @@ def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, p
 
 
 @pytest.mark.slow
-def test_processes_that_are_reused_give_the_same_bits(cluster: None, place: Path, tmp_path: Path) -> None:
-    files = []
-    for reused in (True, False):
-        store = tmp_path / str(reused)
-        results = tune.Tuner(
-            Finetune,
-            param_space=axes(place, store),
-            tune_config=tune.TuneConfig(reuse_actors=reused, max_concurrent_trials=1 if reused else None),
-            run_config=run_config(tmp_path / f"ray-{reused}"),
-        ).fit()
-        assert not results.errors and len(results) == 4
-        assert (results.get_dataframe()["pid"].nunique() == 1) == reused
-        files.append({each.name: content(each) for each in (store / "cells").glob("*/*.json")})
-    assert files[0] == files[1] and len(files[0]) == 4
-
-
-@pytest.mark.slow
 def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> None:
     ray.cloudpickle.register_pickle_by_value(sweep_cells)
     (cell,) = make_cells(1)

@@ -136,7 +136,6 @@ def test_a_cluster_that_is_started_here_is_on_loopback_with_a_token_and_ends_wit
         assert token.stat().st_mode & 0o077 == 0 and len(token.read_text()) > 60
 
 
-@pytest.mark.parametrize("by", ["variable", "argument"])
 @pytest.mark.parametrize(
     ("address", "kind", "words"),
     [
@@ -152,10 +151,10 @@ def test_a_cluster_that_is_started_here_is_on_loopback_with_a_token_and_ends_wit
     ],
 )
 def test_an_address_that_cannot_be_used_is_named_and_nothing_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, address: str, kind: type[Exception], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, kind: type[Exception], words: str
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address if by == "variable" else "local")
-    with pytest.raises(kind, match=words), ray_session(tmp_path, address=None if by == "variable" else address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(kind, match=words), ray_session(tmp_path):
         raise AssertionError("started")
     assert not ray.is_initialized() and not (tmp_path / "ray").exists()
 

@@ -20,7 +20,7 @@ from mlmclm.finetuning.cell import cell_key
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
-from sweep_cells import FakeWorker, InACrew, NeverStarts, crew, make_cells, wait_until
+from sweep_cells import FakeWorker, InACrew, crew, make_cells, wait_until
 
 CPU, HEAD_ONLY = {"CPU": 1.0}, Cluster(({},), {})
 on_a_head_without_cpus = pytest.mark.parametrize("raylets", [0], indirect=True)
@@ -140,13 +140,6 @@ def test_a_node_that_joins_late_is_used_and_one_that_leaves_is_done_without(rayl
     thread.join()
     assert [result["key"] for result in outcome.results] == list(map(cell_key, cells))
     assert outcome.failed == []
-
-
-@pytest.mark.slow
-@on_a_head_with_two_cpus
-def test_workers_that_cannot_start_end_the_sweep_with_the_reason(raylets: Raylets, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"workers of the sweep do not start: .*no such library"):
-        run_sweep(make_cells(3), SweepOptions(store=tmp_path, worker=NeverStarts))
 
 
 DRIVER = """

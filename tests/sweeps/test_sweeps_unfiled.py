@@ -292,18 +292,6 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
-    disturbed: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    minutes = 180.0  # longer than a lease, and than a worker may be silent
-    outage = disturbed.proxy.inject(
-        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(minutes)
-    )
-    sweep_of_six(disturbed, place, monkeypatch)
-    assert outage.matched > 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["out of reach", "writes are refused"])
 def test_workers_that_wait_for_storage_while_the_driver_reads_it_are_neither_hung_nor_over_the_time_limit(
     kind: str,

@@ -72,25 +72,43 @@ def test_records_become_finished_runs_with_all_that_is_in_them(store: Path, tmp_
     assert [point.value for point in client(store).get_metric_history(child.info.run_id, "loss")] == [2.0, 1.0]
 
 
-def test_mlflow_finds_sweep_groups_cells_and_stages_by_their_kind_each_below_its_own(store: Path) -> None:
-    result = make_result(model="m")
-    sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
-    group = views.group_record("study", "m", "sst2")
-    cell = views.cell_record("study", result)
-    stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={})
-    export(store, [sweep, group, cell, stage])
-    found = {run.data.tags["mlmclm.kind"]: run for run in runs(store)}
-    assert len(runs(store)) == 4
-    names = {kind: run.info.run_name for kind, run in found.items()}
-    assert names == {
-        "sweep": "sweep study",
-        "group": "m sst2",
-        "cell": "sst2 lr1e-3 s2 m",
-        "pretraining": "m clm 0-10",
+def test_mlflow_finds_the_runs_of_a_study_by_kind_below_their_own_and_in_the_views_that_are_for_them(
+    store: Path,
+) -> None:
+    grid: dict[str, Any] = {"models": ["a", "b"], "tasks": ["sst2"], "learning_rates": [1e-3], "seeds": [2]}
+    groups = [views.group_record("study", model, "sst2") for model in "ab"]
+    cells = [views.cell_record("study", make_result(key=str(number), model=m)) for number in range(3) for m in "ab"]
+    stage = views.stage_record("study", stage="s", title="a clm 0-10", settings={})
+    model = views.model_record("study", "a", about={})
+    export(store, [views.sweep_record("study", **grid), stage, model, *groups, *cells])
+    found = runs(store)
+    by_name = {run.info.run_name: run.info.run_id for run in found}
+    assert {run.info.run_name: run.data.tags.get("mlflow.parentRunId") for run in found} == {
+        "sweep study": None,
+        "a clm 0-10": None,
+        **dict.fromkeys(("a", "a sst2", "b sst2"), by_name["sweep study"]),
+        **{f"sst2 lr1e-3 s2 {name}": by_name[f"{name} sst2"] for name in "ab"},
     }
-    parents = {kind: run.data.tags.get("mlflow.parentRunId") for kind, run in found.items()}
-    ids = {kind: run.info.run_id for kind, run in found.items()}
-    assert parents == {"sweep": None, "group": ids["sweep"], "cell": ids["group"], "pretraining": None}
+    experiment = client(store).get_experiment_by_name("study")
+    for name in "ab":
+        # The query of the page of a run in MLflow 3.17.
+        children = client(store).search_runs(
+            [experiment.experiment_id],
+            f"tags.`mlflow.parentRunId` = '{by_name[f'{name} sst2']}'",
+            order_by=["attributes.start_time DESC"],
+        )
+        assert [run.data.params["model"] for run in children] == 3 * [name]
+    shown = {}
+    for key in (saved_views.VIEW, saved_views.CELLS, saved_views.CHARTS):
+        state = json.loads(json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])["state"])
+        order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+        seen = client(store).search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
+        shown[key] = {run.data.tags["mlmclm.kind"] for run in seen}
+    assert shown == {
+        saved_views.VIEW: {"sweep", "pretraining", "model"},
+        saved_views.CELLS: {"cell"},
+        saved_views.CHARTS: {"model"},
+    }
 
 
 def test_a_run_names_its_user_program_commit_and_data_sets_and_its_cells(store: Path) -> None:
@@ -108,40 +126,6 @@ def test_a_run_names_its_user_program_commit_and_data_sets_and_its_cells(store: 
         r"\[Its cells\]\(#/experiments/(\d+)/runs\?.*&searchFilter=(.*)\)", group.data.tags["mlflow.note.content"]
     ).groups()
     assert [run.info.run_id for run in client(store).search_runs([number], unquote(chosen))] == [cell.info.run_id]
-
-
-def test_the_child_runs_that_mlflow_looks_for_in_a_parents_own_experiment_are_its_cells(store: Path) -> None:
-    cells = [views.cell_record("study", make_result(key=str(n), model=m)) for n in range(3) for m in ("a", "b")]
-    groups = [views.group_record("study", model, "sst2") for model in ("a", "b")]
-    export(store, [*groups, *cells])
-    for group in (run for run in runs(store) if run.data.tags["mlmclm.kind"] == "group"):
-        # The query of the page of a run in MLflow 3.17.
-        found = client(store).search_runs(
-            [group.info.experiment_id],
-            f"tags.`mlflow.parentRunId` = '{group.info.run_id}'",
-            order_by=["attributes.start_time DESC"],
-        )
-        assert [run.data.params["model"] for run in found] == 3 * [group.data.params["model"]]
-
-
-def test_every_view_of_a_study_shows_the_runs_that_it_is_for(store: Path) -> None:
-    sweep = views.sweep_record("study", models=["m"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2])
-    stage = views.stage_record("study", stage="s", title="m clm 0-10", settings={})
-    group, cell = views.group_record("study", "m", "sst2"), views.cell_record("study", make_result())
-    model = views.model_record("study", "m", about={})
-    export(store, [sweep, stage, model, group, cell])
-    experiment = client(store).get_experiment_by_name("study")
-    shown = {}
-    for key in (saved_views.VIEW, saved_views.CELLS, saved_views.CHARTS):
-        state = json.loads(json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])["state"])
-        order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
-        found = client(store).search_runs([experiment.experiment_id], state["searchFilter"], order_by=[order])
-        shown[key] = {run.data.tags["mlmclm.kind"] for run in found}
-    assert shown == {
-        saved_views.VIEW: {"sweep", "pretraining", "model"},
-        saved_views.CELLS: {"cell"},
-        saved_views.CHARTS: {"model"},
-    }
 
 
 def test_the_same_records_again_change_nothing(place: Place) -> None:
