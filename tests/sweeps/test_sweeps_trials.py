@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,7 +23,6 @@ from mlmclm.errors import StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
-from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
@@ -43,15 +43,6 @@ class Clock:
         return self.now
 
 
-class Shared(SharedCluster):
-    """Has room for so many trials."""
-
-    def __init__(self, most: float = math.inf) -> None:
-        self.nodes: tuple[Resources, ...] = ({"CPU": 8.0},)
-        super().__init__({"CPU": 1.0}, lambda: Cluster(self.nodes, {}))
-        self.most = most
-
-
 class World:
     """The trials of some cells, and what Tune, Ray and the store would tell them."""
 
@@ -59,7 +50,7 @@ class World:
         self.cells = {cell_key(cell): cell for cell in cells}
         self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
         self.noted, self.availability = list[tuple[str, ...]](), SimpleNamespace(lost=0.0)
-        retries, shared = options.pop("retries", Retries(crash=1)), options.pop("shared", Shared())
+        retries, self.nodes = options.pop("retries", Retries(crash=1)), list[Resources]([{"CPU": 8.0}])
         places, resources = options.pop("places", 1), options.pop("resources", {"CPU": 1.0})
         self.progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
         store: Any = SimpleNamespace(folder=self.noted, availability=self.availability, find_all=self.find_all)
@@ -70,7 +61,7 @@ class World:
             store,
             SweepOptions(Path(), retries=retries, **options),
             like=SweepTrial((), Path("store"), resources=resources),
-            shared=shared,
+            view=lambda: Cluster(tuple(self.nodes), {}),
             places=places,
             to_ask=math.inf,
             failures=defaultdict(list),
@@ -380,51 +371,42 @@ class Controller:
         self._callback.on_trial_complete(0, [], trial)
 
 
-@pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (4, []), (3, ["3"]), (2, ["2", "3"]), (0, ["2", "3"])])
-def test_trials_that_there_is_no_room_for_are_withdrawn_and_come_back_later(most: float, withdrawn: list[str]) -> None:
-    shared = Shared()
-    world = World(make_cells(9), shared=shared)
+@pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (3, ["3"]), (2, ["2", "3"]), (1, ["2", "3"])])
+def test_trials_that_there_is_no_memory_for_are_withdrawn_and_come_back_later(most: int, withdrawn: list[str]) -> None:
+    world = World(make_cells(9))
     world.ask("0"), world.ask("1")
     for name in "23":
         assert world.trials.next(name) is not None
-    shared.most = most
+    world.trials._most_busy = most
     tune = Controller(world.trials, "RUNNING", "RUNNING", "PENDING", "PENDING")
     SweepScheduler(world.trials).choose_trial_to_run(tune)
     assert tune.stopped == withdrawn and len(world.trials.waiting) == 5 + len(withdrawn)
-    shared.most = math.inf
+    world.trials._most_busy = None
     waiting = {cell.seed for cell in world.trials.waiting.values()}
     assert {each for name in "abcdefg" for each in world.ask(name)} == waiting
 
 
-def test_where_fewer_trials_have_room_than_run_the_experiment_ends_with_them() -> None:
-    shared = Shared(2)
-    world = World(make_cells(9), shared=shared, places=2)
-    world.ask("0"), world.ask("1")
-    shared.most = 1
-    world.trials._look_at_trials()
-    assert world.progress.situation == "shares the cluster with another job"
-    search = CellSearch(world.trials)
-    assert world.trials.hands_over and search.suggest("2") == Searcher.FINISHED
-    world.report("0"), world.report("1")
-    assert world.trials.computed == 2 and len(world.trials.waiting) == 7, "the next experiment has them"
-    world.trials._look_at_trials()
-    assert world.progress.situation == "waiting for its turn: another job uses the cluster"
-
-
-def test_where_the_last_node_is_lost_the_experiment_ends_and_what_waits_for_a_place_comes_back() -> None:
-    shared = Shared()
-    world = World(make_cells(4), shared=shared)
+def test_a_sweep_that_has_lost_its_last_node_waits_for_another_and_then_ends_with_the_reason(
+    watched: Callable[..., Watched],
+) -> None:
+    world, clock = watched(make_cells(4), wait_for_nodes=60.0)
     world.ask("0")
-    assert world.trials.next("1") is not None
-    shared.nodes = ()
-    world.trials._look_at_trials()
-    assert not world.trials.hands_over, "while a worker computes, there is one"
+    nodes, world.nodes = world.nodes, []
+
+    def look(seconds: float) -> BaseException | None:
+        clock.now += seconds
+        world.trials.keeping_errors(world.trials._look_at_trials)
+        return world.trials.broken
+
+    assert look(0) is look(100) is None, "while a worker computes, there is one"
     world.trials.ended("0", actor_died("The actor died because its node has died."))
-    world.trials._look_at_trials()
-    tune = Controller(world.trials, "ERROR", "PENDING")
-    SweepScheduler(world.trials).choose_trial_to_run(tune)
-    assert tune.stopped == ["1"] and CellSearch(world.trials).suggest("2") == Searcher.FINISHED
-    assert len(world.trials.waiting) == 4 and world.progress.situation == ""
+    assert look(0) is look(59) is None
+    world.nodes = nodes
+    assert look(2) is None, "it has come back"
+    world.nodes = []
+    assert look(0) is look(59) is None and not world.trials.over
+    assert re.match(r"Waited 60 s.*no node has 1 CPU for a cell: it has 0 CPUs.* are kept", str(look(2)))
+    assert world.trials.over and len(world.trials.waiting) == 4
 
 
 def test_the_search_waits_for_cells_that_may_come_back_and_ends_with_the_last() -> None:
