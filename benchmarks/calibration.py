@@ -30,7 +30,7 @@ from mlmclm.analysis.effects import fold_scores
 from mlmclm.analysis.failed_runs import LEAST_GAP
 from mlmclm.analysis.looks import Look, bounds
 from mlmclm.analysis.planned_power import noise_of, planned_effects
-from mlmclm.analysis.power import smallest_differences
+from mlmclm.analysis.power import difference_found, differences, smallest_differences
 from mlmclm.analysis.results import Record, records
 from mlmclm.analysis.simulated_choices import choose, competes
 from mlmclm.results.chance import Chance
@@ -360,12 +360,15 @@ def counted(scenario: Scenario, number: int) -> Counts:
 
 def _planned(analysis: Analysis, scenario: Scenario) -> tuple[float, float]:
     """Return the differences that a plan states for 80 % power, as a dry run does after a first study (`Counts.planned`)."""
-    noise, models = noise_of(analysis), list(analysis.groups)
+    noise = noise_of(analysis)
     if noise.keys() != set(analysis.families):
         return math.nan, math.nan
-    effects = planned_effects(noise, scenario.seeds, scenario.rates, models)
-    smallest = smallest_differences(effects, models, analysis.families)
-    return 100 * float(np.median([smallest[task] for task in noise])), 100 * smallest[ALL_TASKS]
+    effects, names = planned_effects(noise, scenario.seeds, scenario.rates, scenario.models)
+    level = holm_level("task", analysis.families, scenario.models, 0.95)
+    wholes = [contrast.whole for task in noise for contrast in differences(effects, names, [task])]
+    on_task = difference_found([(whole.error, whole.freedom) for whole in wholes], level)
+    smallest = smallest_differences(effects, names, analysis.families, compared=scenario.models)
+    return 100 * on_task, 100 * smallest[ALL_TASKS]
 
 
 def looked(scenario: Scenario, number: int) -> tuple[bool, ...]:

@@ -1,10 +1,10 @@
 """The differences that a planned grid can find, and the seeds that a difference takes on each task, before cells are run.
 
-Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`): the deviation of one run's
-score over seeds, the deviation that the finite test set adds to a difference of two models, and, in studies with several
-pretraining runs of a model, the deviation between these runs. Without the last, all statements are about single pretraining runs. The models
-of a planned study are assumed to be equal and to have this noise, with the degrees of freedom that its seeds and learning rates will give. A
-difference counts as found if the first step of the correction for several tests finds it (`power.smallest_differences`).
+Both follow from each task's noise, which is stated, or estimated from earlier runs (`noise_of`). The models of a planned study are equal. Their
+noise is as stated, or that of the earlier models: each pair of these is one that may be planned, with its own standard error and degrees of
+freedom, for another number of seeds. Where the earlier study found unequal noise, or lost runs that may have moved a choice, so may the planned one.
+Without several pretraining runs of a model, all statements are about single runs. A difference counts as found if the first step of the correction for
+several tests finds it, on average over the pairs (`power.smallest_differences`, which the report uses too).
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ import numpy as np
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import holm_level
-from mlmclm.analysis.contrasts import Effects, mean_difference, test_set_noise
+from mlmclm.analysis.contrasts import Effects, test_set_noise
 from mlmclm.analysis.effects import FOLDS, Effect
-from mlmclm.analysis.power import POWER, runs_or_obstacle, seeds_or_obstacle, smallest_difference, smallest_differences
+from mlmclm.analysis.power import (
+    POWER,
+    differences,
+    found_at_best,
+    runs_or_obstacle,
+    seeds_or_obstacle,
+    smallest_differences,
+)
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
 from mlmclm.results.intervals import NAN, estimate
 
@@ -35,9 +42,9 @@ class TaskNoise:
         pretraining: standard deviation that pretraining runs add to a model's score; None if it is not known.
         together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that the precision of a
             mean over tasks is not overstated.
-        freedom: degrees of freedom of a model's variance for each seed beyond the first; None if noise is the same at all rates and for
-            all models, so that each rate of each model gives one.
         alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
+        each: the score, 0, of each earlier run of a model, with the noise of two seeds. Where it is pooled, its degrees of freedom are divided by the
+            number of models. It is empty if the noise is stated; then all models and rates have the same noise.
         runs, models: number of runs that the noise is estimated from, and of their models; 0 if it is stated.
     """
 
@@ -45,8 +52,8 @@ class TaskNoise:
     test_set: float = 0.0
     pretraining: float | None = None
     together: float = 1.0
-    freedom: float | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
+    each: Sequence[Effect] = ()
     runs: int = 0
     models: int = 0
 
@@ -61,23 +68,32 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
     counted = [run for run in analysis.models if models is None or run in models]
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
     for task in sorted(analysis.families):
-        noises = {run: noise for run in counted if (noise := _model_noise(analysis, (run, task))) is not None}
-        if not noises:
+        effects = {
+            run: analysis.run_effects[run, task]
+            for run in counted
+            if (run, task) in analysis.run_effects and not math.isnan(analysis.run_effects[run, task].seeds.error)
+        }
+        if not effects:
             continue
-        variances, freedom, runs = zip(*noises.values(), strict=True)
-        effects = [effect for (run, its), effect in analysis.run_effects.items() if its == task and run in counted]
-        pairs = (((1.0, one), (-1.0, other)) for one, other in combinations(effects, 2))
-        moved = [parts for pair in pairs if (parts := test_set_noise(pair))]
-        test_sets = [math.fsum(variance for variance, _ in parts) for parts in moved]
+        number, each = len({analysis.model_of[run] for run in effects}), list[Effect]()
+        for run, effect in effects.items():
+            seeds = int(analysis.fits[run, task].present.any(axis=0).sum())
+            freedom = effect.seeds.freedom / (seeds - 1) / (number if effect.pooled else 1)
+            each.append(replace(effect, seeds=estimate(0.0, effect.seeds.error * math.sqrt(seeds / 2), freedom)))
+        moved = [
+            parts
+            for pair in combinations(each, 2)
+            if (parts := test_set_noise(list(zip((1.0, -1.0), pair, strict=True))))
+        ]
         by_task[task] = TaskNoise(
-            seeds=math.sqrt(float(np.mean(variances))),
-            test_set=math.sqrt(float(np.median(test_sets))) if test_sets else 0.0,
+            seeds=math.sqrt(float(np.mean([2 * effect.seeds.error**2 for effect in each]))),
+            test_set=math.sqrt(float(np.median([math.fsum(size for size, _ in parts) for parts in moved] or [0.0]))),
             pretraining=pretraining.get(task),
             together=together,
-            freedom=float(np.mean([degrees or 0.0 for degrees in freedom])) if any(freedom) else None,
-            alike={other: float(np.mean([effect.alike[other] for effect in effects])) for other in effects[0].alike},
-            runs=sum(runs),
-            models=len({analysis.model_of[run] for run in noises}),
+            alike={other: float(np.mean([effect.alike[other] for effect in each])) for other in each[0].alike},
+            each=each,
+            runs=sum(int(analysis.fits[run, task].present.sum()) for run in effects),
+            models=number,
         )
     return by_task
 
@@ -112,21 +128,10 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     return dict(zip(noises, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
-def _model_noise(analysis: Analysis, pair: tuple[str, str]) -> tuple[float, float | None, int] | None:
-    """Return a seed's variance, its degrees of freedom for each seed beyond the first (`TaskNoise.freedom`), and the number of runs;
-    None if the noise is not known."""
-    if pair not in analysis.run_effects or math.isnan(analysis.run_effects[pair].seeds.error):
-        return None
-    effect, fit, present = analysis.run_effects[pair], analysis.fits[pair], analysis.runs[pair].present
-    seeds = int(present.any(axis=0).sum())
-    freedom = None if fit.pooled else effect.seeds.freedom / (seeds - 1)
-    return effect.seeds.error**2 * seeds, freedom, int(present.sum())
-
-
 def seeds_needed(
     noise: TaskNoise, difference: float, *, level: float, rates: int, models: int = 2, power: float = POWER
 ) -> int | None:
-    """Return the seeds, at least 2, with which a test at this level finds a difference on one task with this power.
+    """Return the seeds, at least 2, with which tests at this level find a difference on one task with this power.
 
     Args:
         rates, models: numbers of learning rates and of models.
@@ -134,35 +139,44 @@ def seeds_needed(
     Returns:
         The number of seeds; None if no number suffices because the test set is too small.
     """
-    effects = planned_effects({"": noise}, 2, rates, [str(number) for number in range(models)])
-    needed = seeds_or_obstacle(difference, mean_difference(effects, ("0", "1"), [""]), 2, level, power)
+    effects, names = planned_effects({"": noise}, 2, rates, models)
+    needed = seeds_or_obstacle(difference, differences(effects, names, [""]), 2, level, power)
     return needed if isinstance(needed, int) else None
 
 
 def planned_effects(
-    noise: Mapping[str, TaskNoise], seeds: int, rates: int, models: Sequence[str]
-) -> dict[tuple[str, str], Effect]:
-    """Return the scores, all 0, of single pretraining runs of equal models in a planned study, by (model, task).
+    noise: Mapping[str, TaskNoise], seeds: int, rates: int, models: int
+) -> tuple[dict[tuple[str, str], Effect], list[str]]:
+    """Return the scores, all 0, of single pretraining runs of equal models in a planned study, by (model, task), and the models' names.
+
+    The names are numbers. There are as many as earlier runs, since each pair of these is one that may be planned.
 
     Args:
-        seeds, rates: numbers of seeds and learning rates.
+        seeds, rates, models: numbers of seeds, learning rates and planned models.
     """
+    names = [str(number) for number in range(max([2, *(len(task_noise.each) for task_noise in noise.values())]))]
     effects = {}
     # Each model deviates in a different fold, so that the difference of any two has the variance of the test set.
-    count = max(FOLDS, len(models))
+    count = max(FOLDS, len(names))
     for task, task_noise in noise.items():
-        freedom = (rates * len(models) if task_noise.freedom is None else task_noise.freedom) * (seeds - 1)
-        score = estimate(0.0, task_noise.seeds / math.sqrt(seeds) if seeds > 1 else NAN, freedom)
         moved = task_noise.test_set * math.sqrt(count / (2 * (count - 1)))
-        for index, model in enumerate(models):
-            folds = moved * np.eye(1, count, index)[0] if moved else None
-            pooled = task_noise.freedom is None
-            effects[model, task] = Effect(score, score, np.ones(1), 0.0, folds, pooled, alike=task_noise.alike)
-    return effects
+        of_two = estimate(0.0, task_noise.seeds / math.sqrt(2), float(rates))
+        stated = [
+            Effect(
+                of_two, of_two, np.ones(1), 0.0, moved * fold if moved else None, pooled=True, alike=task_noise.alike
+            )
+            for fold in np.eye(len(names), count)
+        ]
+        each = task_noise.each if len(task_noise.each) > 1 else list(task_noise.each) * len(names) or stated
+        for name, effect in zip(names, each, strict=False):
+            freedom = effect.seeds.freedom * (seeds - 1) * (models if effect.pooled else 1)
+            score = estimate(0.0, effect.seeds.error * math.sqrt(2 / seeds) if seeds > 1 else NAN, freedom)
+            effects[name, task] = replace(effect, seeds=score)
+    return effects, names
 
 
 def over_planned_runs(
-    effects: Effects, noise: Mapping[str, TaskNoise], seeds: int, models: Sequence[str], runs: int
+    effects: Effects, noise: Mapping[str, TaskNoise], seeds: int, models: int, runs: int
 ) -> dict[tuple[str, str], Effect]:
     """Return the scores of models over several pretraining runs each, given those of single runs.
 
@@ -183,7 +197,7 @@ def over_planned_runs(
     for (model, task), single in effects.items():
         column = tasks.index(task)
         freedom = single.seeds.freedom if seeds > 1 else 1.0
-        run_noise = RunNoise(root[:, column], len(models) * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
+        run_noise = RunNoise(root[:, column], models * (runs - 1.0), runs, (float(within[column]) / runs, freedom))
         sum_noise = noise_of_sum([(1.0, run_noise)])
         score = estimate(0.0, math.sqrt(sum_noise.variance), sum_noise.freedom)
         over_runs[model, task] = replace(single, seeds=score, pooled=sum_noise.pooled, runs=run_noise)
@@ -229,25 +243,26 @@ def planned_power(
         difference: the difference to find on each task, as a fraction of 1.
         runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
-    single = planned_effects(noise, seeds, rates, models)
-    effects = single if runs == 1 else over_planned_runs(single, noise, seeds, models, runs)
+    effects, names = planned_effects(noise, seeds, rates, len(models))
+    of_two, _ = planned_effects(noise, 2, rates, len(models))
+    if runs > 1:
+        effects = over_planned_runs(effects, noise, seeds, len(models), runs)
     level = holm_level("task", families, len(models), 0.95)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
+    floors = {}
     for task, task_noise in noise.items():
+        pairs = differences(effects, names, [task])
+        floors[task] = found_at_best(differences(of_two, names, [task]), level)
         if runs == 1:
             needed[task] = seeds_needed(task_noise, difference, level=level, rates=rates, models=len(models))
             continue
-        contrast = mean_difference(effects, (models[0], models[1]), [task])
-        counts = (
-            seeds_or_obstacle(difference, contrast, seeds, level),
-            runs_or_obstacle(difference, contrast, runs, level),
-        )
+        counts = (seeds_or_obstacle(difference, pairs, seeds, level), runs_or_obstacle(difference, pairs, runs, level))
         needed[task], runs_needed[task] = (count if isinstance(count, int) else None for count in counts)
     return PlannedPower(
         needed=needed,
-        floors={task: smallest_difference(task_noise.test_set, FOLDS - 1, level) for task, task_noise in noise.items()},
-        smallest=smallest_differences(effects, models, families),
+        floors=floors,
+        smallest=smallest_differences(effects, names, families, compared=len(models)),
         runs=runs,
         runs_needed=runs_needed,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,56 +19,83 @@ POWER = 0.8
 """The probability with which a difference is to be found."""
 MOST = 1_000
 """Most seeds, or pretraining runs, that are considered."""
+Test = tuple[float, float]
+"""The standard error of a difference and its degrees of freedom, on which a two-sided t test is based."""
 
 
 def smallest_difference(error: float, freedom: float, level: float, power: float = POWER) -> float:
-    """Return the true difference that a two-sided t test at this level finds with this power.
+    """Return the true difference that a two-sided t test at this level finds with this power; NaN if its error is not known."""
+    return difference_found([(error, freedom)], level, power)
+
+
+def difference_found(tests: Iterable[Test], level: float, power: float = POWER) -> float:
+    """Return the true difference that tests at this level find with this power, on average over them; NaN without any test.
+
+    Tests without a known error don't count.
+    """
+    counts = Counter(test for test in tests if not math.isnan(test[0]))
+    largest = max((error for error, _ in counts), default=NAN)
+    if not largest > 0:
+        return largest
+    found, upper = mean_power(counts, level), largest
+    while found(upper) < power:  # with few degrees of freedom the noise itself is hardly known
+        upper *= 2
+        if math.isinf(upper):
+            return NAN
+    return float(optimize.brentq(lambda difference: found(difference) - power, 0.0, upper, xtol=1e-9 * largest))
+
+
+def mean_power(counts: Mapping[Test, int], level: float) -> Callable[[float], float]:
+    """Return the function that gives the mean power of tests for a true difference; a test without noise finds every one.
 
     Args:
-        error: standard error of the difference.
-        freedom: its degrees of freedom.
-
-    Returns:
-        The difference; NaN if the error is not known, or has so few degrees of freedom that the difference is too large to compute.
+        counts: how often each test counts.
     """
-    return error * _smallest_shift(freedom, level, power) if not math.isnan(error) else NAN
+    errors, freedom = np.asarray(list(counts)).T
+    weights = np.asarray(list(counts.values())) / sum(counts.values())
+    critical = special.stdtrit(freedom, 1 - level / 2)
 
+    def found(difference: float) -> float:
+        shifts = np.minimum(difference / np.maximum(errors, 1e-300), 1e100)
+        missed = special.nctdtr(freedom, shifts, critical)
+        # The distribution function is NaN far out, where the noise of the difference is nothing beside that of its error.
+        missed = np.where(np.isnan(missed), special.chdtrc(freedom, freedom * (shifts / critical) ** 2), missed)
+        return float(weights @ (1 - missed))
 
-@lru_cache(1024)
-def _smallest_shift(freedom: float, level: float, power: float) -> float:
-    """Return `smallest_difference` in standard errors; cached, as it is the same for all pairs of models whose noise is pooled."""
-    critical = float(special.stdtrit(freedom, 1 - level / 2))
-
-    def missed(shift: float) -> float:
-        return float(special.nctdtr(freedom, shift, critical)) - (1 - power)
-
-    upper = critical + 20
-    while missed(upper) > 0:  # with few degrees of freedom the noise itself is hardly known
-        upper *= 2
-    # The distribution function is NaN far out.
-    return float(optimize.brentq(missed, 0.0, upper)) if missed(upper) <= 0 else NAN
+    return found
 
 
 def smallest_differences(
-    effects: Effects, models: Sequence[str], families: dict[str, str], confidence: float = 0.95
+    effects: Effects,
+    models: Sequence[str],
+    families: dict[str, str],
+    confidence: float = 0.95,
+    *,
+    compared: int | None = None,
 ) -> dict[str, float]:
-    """Return the smallest true difference found with `POWER`, by task and for the mean over tasks: the median over pairs of models.
+    """Return the true difference found with `POWER` on average over the pairs of models, by task and for the mean over tasks.
 
     It is for a test at the level of the first step of the correction (`holm_level`), and NaN where the noise is not known.
+
+    Args:
+        compared: the number of models in the correction, by default that of `models`.
     """
     smallest = {}
     for kind, scope, tasks in scopes(families):
-        if kind == "family":
-            continue
-        level = holm_level(kind, families, len(models), confidence)
-        differences = [
-            smallest_difference(difference.error, difference.freedom, level)
-            for pair in itertools.combinations(models, 2)
-            if all((model, task) in effects for model in pair for task in tasks)
-            for difference in [mean_difference(effects, pair, tasks).whole]
-        ]
-        smallest[scope] = float(np.median(differences)) if differences else NAN
+        if kind != "family":
+            level = holm_level(kind, families, compared or len(models), confidence)
+            wholes = (contrast.whole for contrast in differences(effects, models, tasks))
+            smallest[scope] = difference_found(((whole.error, whole.freedom) for whole in wholes), level)
     return smallest
+
+
+def differences(effects: Effects, models: Sequence[str], tasks: Sequence[str]) -> list[Contrast]:
+    """Return the difference of each pair of models that have scores on all of some tasks, in their mean over these."""
+    return [
+        mean_difference(effects, pair, tasks)
+        for pair in itertools.combinations(models, 2)
+        if all((model, task) in effects for model in pair for task in tasks)
+    ]
 
 
 Obstacle = Literal["noise", "test sets", "pretraining", "seeds"]
@@ -78,47 +105,62 @@ Shares = Sequence[tuple[float, float]]
 """Variances with their degrees of freedom."""
 
 
-def seeds_or_obstacle(value: float, contrast: Contrast, now: int, level: float, power: float = POWER) -> int | Obstacle:
+def seeds_or_obstacle(
+    value: float, contrasts: Sequence[Contrast], now: int, level: float, power: float = POWER
+) -> int | Obstacle:
     """Return the seeds that each learning rate needs for a true value to be found, or why no number of seeds suffices.
 
     The variance of seeds falls with their number. The variances that pretraining runs and test sets add stay the same.
 
     Args:
-        value: the true value of the contrast.
-        now: the number of seeds that the contrast is from.
+        value: the true value of each contrast.
+        contrasts: what is compared, such as each pair of models; those whose noise is not known don't count.
+        now: the number of seeds that they are from.
         level: of the two-sided test.
-        power: the probability with which the value is to be found.
+        power: the probability with which the value is to be found, on average over the contrasts.
     """
 
-    def shares(seeds: float) -> Shares:
+    def shares(contrast: Contrast, seeds: float) -> Shares:
         variance = math.fsum(size for size, _ in contrast.runs) - contrast.within * (1 - now / seeds)
         constant = [(max(0.0, variance), min(freedom for _, freedom in contrast.runs))] if contrast.runs else []
         return [*_more(contrast.seeds, seeds, now), *constant]
 
-    return _rounds(value, contrast, shares, level, power)
+    return _rounds(value, contrasts, shares, level, power)
 
 
-def runs_or_obstacle(value: float, contrast: Contrast, now: float, level: float) -> int | Obstacle:
+def runs_or_obstacle(value: float, contrasts: Sequence[Contrast], now: float, level: float) -> int | Obstacle:
     """Return how many pretraining runs each model needs to find a true value with `POWER`, or why no number of them suffices.
 
     Args:
-        value, level: as for `seeds_or_obstacle`.
+        value, contrasts, level: as for `seeds_or_obstacle`.
         now: how many runs each model has now; the harmonic mean if models differ in this.
     """
-    return _rounds(value, contrast, lambda runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, POWER)
+    return _rounds(
+        value, contrasts, lambda contrast, runs: _more([*contrast.seeds, *contrast.runs], runs, now), level, POWER
+    )
 
 
 def _rounds(
-    value: float, contrast: Contrast, shares: Callable[[float], Shares], level: float, power: float
+    value: float,
+    contrasts: Sequence[Contrast],
+    shares: Callable[[Contrast, float], Shares],
+    level: float,
+    power: float,
 ) -> int | Obstacle:
     """Return how many seeds or runs find a value; `shares` gives the variances, without the test sets', for a number of them."""
-    if math.isnan(contrast.whole.error) or not math.fsum(size for size, _ in (*contrast.seeds, *contrast.runs)):
+    known = [
+        contrast
+        for contrast in contrasts
+        if not math.isnan(contrast.whole.error) and math.fsum(size for size, _ in (*contrast.seeds, *contrast.runs))
+    ]
+    if not known:
         return "noise"
 
     def finds(number: float) -> bool:
-        return _smallest([*shares(number), *contrast.test_sets], level, power) <= abs(value)
+        counts = Counter(_test([*shares(contrast, number), *contrast.test_sets]) for contrast in known)
+        return mean_power(counts, level)(abs(value)) >= power
 
-    if _smallest(contrast.test_sets, level, power) > abs(value):
+    if found_at_best(known, level, power) > abs(value):
         return "test sets"
     if not finds(math.inf):
         return "pretraining"
@@ -137,11 +179,14 @@ def examples_for(value: float, contrast: Contrast, level: float) -> float:
     The test sets' variance falls with their size. The power is `POWER`, and NaN is returned if the noise is not known.
 
     Args:
-        value, contrast, level: as for `seeds_or_obstacle`.
+        value, level: as for `seeds_or_obstacle`.
     """
-    if math.isnan(contrast.whole.error):
-        return NAN
-    return (_smallest(contrast.test_sets, level, POWER) / abs(value)) ** 2
+    return NAN if math.isnan(contrast.whole.error) else (found_at_best([contrast], level) / abs(value)) ** 2
+
+
+def found_at_best(contrasts: Sequence[Contrast], level: float, power: float = POWER) -> float:
+    """Return the smallest true value that any number of seeds and runs finds: the noise is that of the test sets alone."""
+    return difference_found((_test(contrast.test_sets) for contrast in contrasts), level, power)
 
 
 def _more(shares: Shares, number: float, now: float) -> Shares:
@@ -152,8 +197,8 @@ def _more(shares: Shares, number: float, now: float) -> Shares:
     return [(size * now / number, freedom * rounds) for size, freedom in shares]
 
 
-def _smallest(shares: Shares, level: float, power: float) -> float:
+def _test(shares: Shares) -> Test:
     if not math.fsum(size for size, _ in shares):
-        return 0.0
+        return 0.0, 1.0
     total = satterthwaite(0.0, shares)
-    return smallest_difference(total.error, total.freedom, level, power)
+    return total.error, total.freedom

@@ -249,7 +249,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
     if row["p_holm"] < 1 - analysis.confidence:
         return f"More seeds would not settle {lead}: the lead is based on tasks where it is not above chance.", None
     level = holm_level("all", analysis.families, len(analysis.groups), analysis.confidence)
-    needed = seeds_or_obstacle(gap, contrast, now, level)
+    needed = seeds_or_obstacle(gap, [contrast], now, level)
     if needed == "test sets":
         times = math.ceil(examples_for(gap, contrast, level))
         larger = (
@@ -260,7 +260,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
         return f"No number of seeds would show {lead}: the test sets are too small for it. {larger}.", None
     if contrast.pooled:
         runs = harmonic_mean([len(analysis.groups[model]) for model in (best, rival)])
-        wanted = runs_or_obstacle(gap, contrast, runs, level)
+        wanted = runs_or_obstacle(gap, [contrast], runs, level)
         return _settled_by_runs(analysis, lead, needed if contrast.within else "noise", wanted, basis)
     if isinstance(needed, int):
         # A study that already has enough seeds for this power can miss the difference, so ask for at least one seed more.

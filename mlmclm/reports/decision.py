@@ -100,7 +100,7 @@ def decide(
             send_file(folder / FILE)
     decision, bound = decided(looks, most, 1 - analysis.confidence) if looks else ("undecided", math.nan)
     contrast = mean_difference(analysis.effects, (new, base), sorted(analysis.families))
-    too_small = seeds_or_obstacle(row["difference"], contrast, number, 1 - analysis.confidence) == "test sets"
+    too_small = seeds_or_obstacle(row["difference"], [contrast], number, 1 - analysis.confidence) == "test sets"
     undecided = decision == "undecided" and not missing
     following = min(most, number + STEP) if undecided and not too_small else None
     wanted = {} if following is None else (further_runs if runs else further_cells)(analysis, following)

@@ -343,9 +343,9 @@ def found_by(target: float, words: str, contrast: Contrast, runs: float, seeds: 
         level: the level of the test.
     """
     if contrast.pooled:
-        needed, unit = runs_or_obstacle(target, contrast, runs, level), "pretraining runs of each model"
+        needed, unit = runs_or_obstacle(target, [contrast], runs, level), "pretraining runs of each model"
     else:
-        needed, unit = seeds_or_obstacle(target, contrast, seeds, level), "seeds a rate"
+        needed, unit = seeds_or_obstacle(target, [contrast], seeds, level), "seeds a rate"
     if isinstance(needed, int):
         return f"To find {words} takes about {needed:,} {unit}."
     reasons = {"noise": "their noise is not known", "test sets": "the test sets are too small"}

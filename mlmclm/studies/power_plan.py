@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,7 @@ def _in_points(known: KnownNoise) -> dict[str, Any]:
     noise = known.noise
     points = {"seeds": 100 * noise.seeds, "test_set": 100 * noise.test_set}
     points |= {} if noise.pretraining is None else {"pretraining": 100 * noise.pretraining}
-    return asdict(noise) | points
+    return {name: value for name, value in vars(noise).items() if name != "each"} | points
 
 
 def _noise_text(task: str, known: KnownNoise) -> str:

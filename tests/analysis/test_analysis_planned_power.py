@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from analysis_study import synthetic_results
+from analysis_study import cell, synthetic_results
 from scipy import stats
 from statsmodels.stats.power import TTestIndPower
 
-from mlmclm.analysis.analyse import analyse
+from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import ALL_TASKS, holm_level
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.planned_power import (
@@ -124,9 +125,36 @@ def test_noise_is_found_again_in_results_that_have_it() -> None:
     assert found["pydocs-kind"].seeds == pytest.approx(0.01, rel=0.2)
     assert found["pydocs-qa"].seeds == pytest.approx(0.03, rel=0.2)
     assert found["pydocs-qa"].models == 6 and found["pydocs-qa"].runs == 36 and found["pydocs-qa"].test_set == 0
-    assert found["pydocs-kind"].freedom is None, "noise is alike for all models"
+    assert all(effect.pooled for effect in found["pydocs-kind"].each), "noise is alike for all models"
     assert noisy((1e-4, 1e-3, 1e-2))["pydocs-qa"].seeds > 0.03, "rates two points apart are chosen by accident"
     assert noise_of(analyse(synthetic_results({"a": 0.7, "b": 0.6}, tasks=("pydocs-kind",), seeds=1))) == {}
+
+
+def unequally_noisy(number: int) -> Analysis:
+    """Analyse a study of four equal models; its noise grows with the rate, and the middle rate is the best."""
+    draws, rates, results = np.random.default_rng(number), {1e-4: 0.3, 3e-4: 0.7, 1e-3: 1.1, 3e-3: 1.5, 1e-2: 1.9}, []
+    for model, task, place, seed in itertools.product("abcd", FAMILIES, range(5), range(3)):
+        rate, deviation = list(rates.items())[place]
+        scores = 0.7 - 0.01 * abs(place - 2) + 0.01 * deviation * draws.standard_normal(2)
+        results.append(cell(model, task, rate, seed, *map(float, scores)))
+    return analyse(results)
+
+
+def test_a_plan_says_what_repeated_studies_find_where_rates_are_unequally_noisy() -> None:
+    """It said a fifth less on tasks: the studies find their noise unequal, and then base it on fewer runs than the plan took."""
+    found: dict[str, list[float]] = {"task": [], "all": []}
+    planned: dict[str, list[float]] = {"task": [], "all": []}
+    for number in range(20):
+        analysis = unequally_noisy(number)
+        for row in analysis.comparisons[analysis.comparisons["kind"] != "family"].to_dict("records"):
+            level = holm_level(row["kind"], FAMILIES, 4, 0.95)
+            claimed = row["error"] * float(stats.t.ppf(1 - level / 2, row["freedom"]))
+            found[row["kind"]] += [claimed - row["difference"], claimed + row["difference"]]
+        smallest = planned_power(noise_of(analysis), FAMILIES, "abcd", 3, 5, 0.1).smallest
+        for scope, value in smallest.items():
+            planned["all" if scope == ALL_TASKS else "task"].append(value)
+    for kind, leads in found.items():
+        assert np.median(planned[kind]) == pytest.approx(np.quantile(leads, 0.8), rel=0.1), kind
 
 
 def test_a_plan_knows_which_tasks_share_their_trainings() -> None:

@@ -146,7 +146,7 @@ def test_runs_that_a_difference_needs_count_the_pooled_degrees_of_freedom_once()
     between = mean_difference(effects, ("a", "b"), ["t"])
     variance = 2 * 0.02**2 * 2 / 2  # of the runs of a model, for two models of two runs
     assert between.whole.error == pytest.approx(math.sqrt(variance)) and between.whole.freedom == 2
-    needed = runs_or_obstacle(0.05, between, 2, 0.005)
+    needed = runs_or_obstacle(0.05, [between], 2, 0.005)
     asked = next(
         number
         for number in itertools.count(3)
@@ -237,8 +237,8 @@ def test_seeds_take_nothing_from_the_noise_of_pretraining() -> None:
     added = 2 * (0.02**2 - 0.01**2) / 3  # of the variance of the difference, by pretraining alone
     assert between.within == pytest.approx(2 * 0.01**2 / 3)
     least = smallest_difference(math.sqrt(added), 4, 0.05)
-    assert seeds_or_obstacle(0.99 * least, between, 3, 0.05) == "pretraining"
-    needed = seeds_or_obstacle(1.05 * least, between, 3, 0.05)
+    assert seeds_or_obstacle(0.99 * least, [between], 3, 0.05) == "pretraining"
+    needed = seeds_or_obstacle(1.05 * least, [between], 3, 0.05)
     assert isinstance(needed, int)
     for seeds, enough in ((needed, True), (needed - 1, False)):
         error = math.sqrt(added + 2 * 0.01**2 / 3 * 3 / seeds)

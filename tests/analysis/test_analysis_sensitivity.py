@@ -135,7 +135,7 @@ def test_more_seeds_find_a_difference_unless_the_test_set_is_too_small() -> None
 
     def needed(one: Effect, other: Effect) -> int | str:
         between = mean_difference({("a", "t"): one, ("b", "t"): other}, ("a", "b"), ["t"])
-        return seeds_or_obstacle(1.5, between, 3, 0.05)
+        return seeds_or_obstacle(1.5, [between], 3, 0.05)
 
     asked = math.ceil(TTestIndPower().solve_power(effect_size=1.5, alpha=0.05, power=0.8))
     assert needed(first, second) == asked

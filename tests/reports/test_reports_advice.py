@@ -315,16 +315,16 @@ def test_the_needed_seeds_are_those_of_a_noncentral_t_test_and_the_examples_thos
         freedom = 1 / (share**2 / 2 / (8.0 * (seeds - 1) / 2) + (1 - share) ** 2 / 49)
         return float(stats.nct.sf(stats.t.ppf(1 - 0.01 / 2, freedom), freedom, lead / error))
 
-    needed = seeds_or_obstacle(0.05, between, 3, 0.01)
+    needed = seeds_or_obstacle(0.05, [between], 3, 0.01)
     assert isinstance(needed, int)
     assert power(0.05, needed) >= 0.8 > power(0.05, needed - 1)
-    assert seeds_or_obstacle(0.01, between, 3, 0.01) == "test sets"
+    assert seeds_or_obstacle(0.01, [between], 3, 0.01) == "test sets"
     times = examples_for(0.01, between, 0.01)
     assert power(0.01 * math.sqrt(times), 1000, noise=0.0) == pytest.approx(0.8, abs=0.005)
     alone = {("a", "t"): replace(first, folds=None), ("b", "t"): replace(second, folds=None)}
-    assert seeds_or_obstacle(1e-5, mean_difference(alone, ("a", "b"), ["t"]), 3, 0.01) == "seeds"
+    assert seeds_or_obstacle(1e-5, [mean_difference(alone, ("a", "b"), ["t"])], 3, 0.01) == "seeds"
     alone["b", "t"] = replace(first, seeds=estimate(0.7, math.nan, math.nan))
-    assert seeds_or_obstacle(0.01, mean_difference(alone, ("a", "b"), ["t"]), 1, 0.01) == "noise"
+    assert seeds_or_obstacle(0.01, [mean_difference(alone, ("a", "b"), ["t"])], 1, 0.01) == "noise"
 
 
 def test_a_planted_winner_is_named_and_equal_models_are_not() -> None:
