@@ -77,7 +77,7 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
             continue
         number, each = len({analysis.model_of[run] for run in effects}), list[Effect]()
         for run, effect in effects.items():
-            seeds = int(analysis.fits[run, task].present.any(axis=0).sum())
+            seeds = int(analysis.runs[run, task].present.any(axis=0).sum())
             freedom = effect.seeds.freedom / (seeds - 1) / (number if effect.pooled else 1)
             each.append(replace(effect, seeds=estimate(0.0, effect.seeds.error * math.sqrt(seeds / 2), freedom)))
         moved = [
@@ -92,7 +92,7 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
             together=together,
             alike={other: float(np.mean([effect.alike[other] for effect in each])) for other in each[0].alike},
             each=each,
-            runs=sum(int(analysis.fits[run, task].present.sum()) for run in effects),
+            runs=sum(int(analysis.runs[run, task].present.sum()) for run in effects),
             models=number,
         )
     return by_task
