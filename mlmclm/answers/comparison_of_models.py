@@ -85,13 +85,13 @@ def compare_results(results: Sequence[Mapping[str, Any]], kept: ExampleSource, *
         UserError: the cells have no score in common, or their test examples are not known.
     """
     from mlmclm.analysis.setups import setup_differences
-    from mlmclm.reports.unlike_setups import setup_sentences
+    from mlmclm.reports.cautions import setup_sentences
 
     metrics = [result["metric"] for result in results]
     if metric is None and metrics[0] != metrics[1]:
         raise UserError(f"the cells have different main scores ({metrics[0]}, {metrics[1]}): choose one with --metric.")
     first, second = (kept.examples(result) for result in results)
-    row = _on_examples(results[0]["task"], [first], [second], metric or metrics[0])
+    row = compare_examples(results[0]["task"], [first], [second], metric or metrics[0])
     notes = setup_sentences(setup_differences({"the first": results[:1], "the second": results[1:]}))
     return Comparison([row], {}, notes=tuple(notes))
 
@@ -120,10 +120,8 @@ def compare_models(
         UserError: the names are the same, there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
-    from mlmclm.reports.cautions import missing_cells
-    from mlmclm.reports.noise_words import warnings
-    from mlmclm.reports.unlike_setups import setup_sentences
-    from mlmclm.reports.wording import pretraining_runs
+    from mlmclm.reports.cautions import missing_cells, setup_sentences
+    from mlmclm.reports.wording import pretraining_runs, warnings
 
     for name in names:
         if name not in analysis.groups:
@@ -219,11 +217,8 @@ def _of_task(
         reason, *rest = str(error).splitlines()
         more = " (and other cells)" if rest else ""
         raise _LeftOut(f"{reason.rstrip('.')}{more}") from error
-    if metric not in (None, main):
-        row = _with_seeds(task, one, two, metric or main, analysis.confidence)
-        if not math.isnan(row["low"]):
-            return row
-    return _on_examples(task, one, two, metric or main, analysis.confidence)
+    seeds = metric not in (None, main)
+    return compare_examples(task, one, two, metric or main, analysis.confidence, seeds=seeds)
 
 
 def _of_several(analysis: Analysis, reported: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,51 +270,43 @@ def _between(analysis: Analysis, names: Sequence[str]) -> list[SetupDifference]:
     return [difference for difference in differences if difference.may_differ]
 
 
-def _with_seeds(
-    task: str, one: Sequence[KeptExamples], two: Sequence[KeptExamples], metric: str, confidence: float
-) -> dict[str, Any]:
-    """Compare two models by a score that is not the one by which learning rates were chosen, with the noise of seeds and examples."""
-    from mlmclm.analysis.pairs import check_same_examples, compare_with_seeds
-
-    for cell in (*one[1:], *two):
-        check_same_examples(one[0], cell, gold_of(one[0]))
-    sides = [[measure_of(cell, metric) for cell in cells] for cells in (one, two)]
-    return {
-        "task": task,
-        "metric": metric,
-        **compare_with_seeds(sides[0], sides[1], one[0].rows, confidence, one[0].groups),
-        **_rates("first", [cell.result for cell in one]),
-        **_rates("second", [cell.result for cell in two]),
-    }
-
-
-def _on_examples(
+def compare_examples(
     task: str,
     first: Sequence[KeptExamples],
     second: Sequence[KeptExamples],
     metric: str,
     confidence: float = 0.95,
+    *,
+    seeds: bool = False,
 ) -> dict[str, Any]:
-    """Compare two sides by their test examples alone."""
-    from mlmclm.analysis.pairs import compare_sides
+    """Compare two sides over their test examples, one cell a seed, in the form of `Comparison.rows`.
 
-    pair = compare_sides(
-        first,
-        second,
-        metric=metric,
-        measures=measures_of(first[0], metric),
-        gold=gold_of(first[0]),
-        confidence=confidence,
-    )
-    rates = _rates("first", [cell.result for cell in first]) | _rates("second", [cell.result for cell in second])
-    return {"task": task, **asdict(pair), "covers": EXAMPLES, **rates}
+    Args:
+        seeds: whether the interval covers other seeds too, where their noise is known.
+    """
+    from mlmclm.analysis.pairs import check_same_examples, compare_sides, compare_with_seeds
+
+    gold, row = gold_of(first[0]), dict[str, Any]()
+    if seeds and len(first) > 1:
+        for cell in (*first[1:], *second):
+            check_same_examples(first[0], cell, gold)
+        one, other = ([measure_of(cell, metric) for cell in side] for side in (first, second))
+        row = compare_with_seeds(one, other, first[0].rows, confidence, first[0].groups)
+    if math.isnan(row.get("low", math.nan)):
+        measures = measures_of(first[0], metric)
+        pair = compare_sides(first, second, metric=metric, measures=measures, gold=gold, confidence=confidence)
+        row = asdict(pair) | {"covers": EXAMPLES}
+    rates = [_rates(side, [cell.result for cell in cells]) for side, cells in (("first", first), ("second", second))]
+    return {"task": task, "metric": metric, **row, **rates[0], **rates[1]}
 
 
 def _rates(side: str, results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a side's learning rate (None where its seeds use different ones), the rates of all seeds in order, and, if the
-    grid has several settings, the settings that these results use."""
+    grid has several settings, the settings that these results use; empty if the rates are not known."""
     used = [(result["learning_rate"], result.get("setting", "")) for result in results]
     rates, settings = [rate for rate, _ in used], list(dict.fromkeys(setting for _, setting in used if setting))
+    if None in rates:
+        return {}
     columns = {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
     return {**columns, **({f"{side}_settings": settings} if settings else {})}
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import numpy as np
-
 from mlmclm.analysis.effects import fold_variance
-from mlmclm.analysis.pairs import EXAMPLES, compare_with_seeds, score_of_seeds
-from mlmclm.analysis.pairs import compare_sides as compare_examples
+from mlmclm.analysis.pairs import score_of_seeds
 from mlmclm.analysis.selection import check_rule, picked_cells
-from mlmclm.answers.comparison_of_models import Comparison
+from mlmclm.answers.comparison_of_models import Comparison, compare_examples
 from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
-from mlmclm.readers.reader import Reader, reader_of
-from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.readers.reader import Reader, ScoredRun, reader_of
 from mlmclm.results.chance import above_chance, stated_chances
-from mlmclm.results.examples import GROUP, KeptExamples, group_numbers
+from mlmclm.results.examples import GROUP, SCORES, KeptExamples, group_numbers
 from mlmclm.results.intervals import estimate, holm
-from mlmclm.results.measures import Array, Measure, WeightedMean
+from mlmclm.results.measures import Array, WeightedMean
 from mlmclm.results.metrics import MAIN_METRICS
 
 SHOWN = 3
@@ -134,11 +129,15 @@ def compare(
                 raise UserError(
                     f"chance level of {name}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
                 )
+            groups = groups_of_examples(labels, (one, other))
+            first_kept, second_kept = (
+                [_kept(label, run, groups) for run in runs] for label, runs in zip(labels, (one, other), strict=True)
+            )
             rows.append(
-                {"task": name}
-                | _row(labels, one, other, chosen, confidence)
+                compare_examples(name, first_kept, second_kept, _SCORE, confidence, seeds=True)
+                | {"metric": chosen}
                 | {"seeds_left_out": seeds_left_out, "examples_left_out": dropped, "rates_tried": max(tried)}
-                | _standing(labels, (one, other), level, confidence)
+                | _standing((one, other), groups, level, confidence)
             )
     if errors and (tasks or not rows):
         raise errors[0]
@@ -316,40 +315,16 @@ def _refuse(
     )
 
 
-def _row(
-    labels: tuple[str, str],
-    one: Sequence[ScoredRun],
-    other: Sequence[ScoredRun],
-    metric: str,
-    confidence: float,
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"p": math.nan}
-    groups = groups_of_examples(labels, (one, other))
-    if len(one) > 1:
-        first, second = ([WeightedMean(run.scores) for run in runs] for runs in (one, other))
-        row = compare_with_seeds(first, second, len(one[0].examples), confidence, groups)
-    if math.isnan(row["p"]):
-        sides = [[_kept(label, run, groups) for run in runs] for label, runs in zip(labels, (one, other), strict=True)]
-        pair = compare_examples(*sides, metric=_SCORE, measures=_measures, gold=(), confidence=confidence)
-        row = asdict(pair) | {"covers": EXAMPLES}
-    row["metric"] = metric
-    for side, runs in (("first", one), ("second", other)):
-        rates = [run.learning_rate for run in runs]
-        if None not in rates:
-            row |= {f"{side}_rate": rates[0] if len(set(rates)) == 1 else None, f"{side}_rates": rates}
-    return row
-
-
 def _standing(
-    labels: tuple[str, str],
     sides: tuple[Sequence[ScoredRun], Sequence[ScoredRun]],
+    groups: Array | None,
     chance: float | None,
     confidence: float,
 ) -> dict[str, Any]:
     """Return the chance level of a task, and the sides whose intervals are not entirely above it."""
     if chance is None:
         return {"chance": None, "at_chance": []}
-    at_chance, groups = [], groups_of_examples(labels, sides)
+    at_chance = []
     for side, runs in zip(("first", "second"), sides, strict=True):
         effect = score_of_seeds([WeightedMean(run.scores) for run in runs], len(runs[0].examples), groups)
         low = effect.score(confidence).low
@@ -377,13 +352,8 @@ def groups_of_examples(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun
 
 def _kept(label: str, run: ScoredRun, groups: Array | None) -> KeptExamples:
     """Return a run's scores in the form of a cell's examples."""
-    result = {"key": label, "task": run.task or NO_TASK, "family": "", "task_data": "", "protocol": {}}
-    columns = {} if groups is None else {GROUP: groups}
-    return KeptExamples(result, {_SCORE: np.asarray(run.scores, dtype=np.float64)} | columns, ())
-
-
-def _measures(columns: Mapping[str, Array], classes: int) -> dict[str, Measure]:
-    return {_SCORE: WeightedMean(columns[_SCORE])}
+    result = {"key": label, "task": run.task or NO_TASK, "learning_rate": run.learning_rate}
+    return KeptExamples(result, {SCORES: run.scores} | ({} if groups is None else {GROUP: groups}), ())
 
 
 def _listed(names: Sequence[str], most: int = SHOWN) -> str:

@@ -20,7 +20,7 @@ from mlmclm.answers.comparison_of_scores import (
     seeds_at_rate,
 )
 from mlmclm.errors import UserError, unknown
-from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.readers.reader import ScoredRun
 
 
 class RankingOfScores(NamedTuple):

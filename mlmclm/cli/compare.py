@@ -119,6 +119,7 @@ def _show(first: str, second: str, comparison: Comparison) -> None:
     """Print a comparison of models, cells or scores."""
     from mlmclm.analysis.selection import rates_text
     from mlmclm.reports import text
+    from mlmclm.reports.wording import chance_unknown
 
     task_rows = comparison.rows
     rows, of_tool = [*comparison.over, *task_rows], any("rates_tried" in row for row in task_rows)
@@ -155,8 +156,7 @@ def _show(first: str, second: str, comparison: Comparison) -> None:
         show(f"Based on {comparison.pretraining} of each model.")
     lacking = [row["task"] for row in task_rows if row.get("chance", 0) is None]
     if lacking and comparison.unit == "example":
-        warning = f"The chance level of {text.listing(lacking)} is not known"
-        show(f"{warning}, so scores at chance are not recognised there. --chance TASK=VALUE states it.")
+        show(f"{chance_unknown(lacking)} --chance TASK=VALUE states it.")
     for row in task_rows:
         if row.get("at_chance"):
             # The compared score may not be the one whose chance level is known.

@@ -66,7 +66,8 @@ def import_results(
     from mlmclm.analysis.stated_claims import stated_claim
     from mlmclm.analysis.summary import summary
     from mlmclm.answers.imported_results import import_results as read
-    from mlmclm.reports.cautions import chance_unknown
+    from mlmclm.reports.cautions import without_chance
+    from mlmclm.reports.wording import chance_unknown
 
     results = read(
         reader,
@@ -90,7 +91,7 @@ def import_results(
         print_json({"report": report_path, "verdicts": verdicts, **tested_json, **summary(results.analysis)})
         return
     show_advice(results.advice)
-    if lacking := chance_unknown(results.analysis):
+    if lacking := chance_unknown(without_chance(results.analysis)):
         show(f"{lacking} --chance TASK=VALUE states it.")
     if results.analysis.missing:
         show("If the runs that the grid lacks have diverged, --absent diverged says so.")

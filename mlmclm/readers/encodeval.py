@@ -23,7 +23,7 @@ import numpy as np
 from mlmclm.errors import UserError
 from mlmclm.numbers import rate_text
 from mlmclm.progress import Bar, say
-from mlmclm.readers.reader import Reader
+from mlmclm.readers.reader import Reader, ScoredRun
 from mlmclm.readers.rows import (
     Row,
     as_number,
@@ -36,7 +36,6 @@ from mlmclm.readers.rows import (
     read_rows,
     word,
 )
-from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import DELIMITERS, kind_of, read_text
 from mlmclm.storage.received_files import LARGEST_NUMBER, SMALLEST_RATE, files_inside

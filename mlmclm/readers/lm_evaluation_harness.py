@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mlmclm.errors import UserError
-from mlmclm.readers.reader import Reader
+from mlmclm.readers.reader import Reader, ScoredRun
 from mlmclm.readers.rows import Row, columns_of, entry, json_value, named_place, number, read_rows, word
-from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import kind_of, read_start, read_text
 from mlmclm.storage.received_files import files_inside
 

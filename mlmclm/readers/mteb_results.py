@@ -16,9 +16,8 @@ import numpy as np
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
-from mlmclm.readers.reader import Reader
+from mlmclm.readers.reader import Reader, ScoredRun
 from mlmclm.readers.rows import Row, as_number, entry, json_object, json_value, word
-from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import read_text
 from mlmclm.storage.received_files import files_inside
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from mlmclm.errors import UserError
-from mlmclm.readers.reader import Reader
+from mlmclm.readers.reader import Reader, ScoredRun
 from mlmclm.readers.rows import number, read_rows, word
-from mlmclm.readers.scored_run import ScoredRun
 from mlmclm.storage.data_files import TABLES, kind_of
 
 COLUMNS = ("run", "example", "score")

@@ -14,13 +14,20 @@ from mlmclm.analysis.comparison import against, holm_level
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_obstacle, seeds_or_obstacle
 from mlmclm.analysis.results import Record, records
+from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.advised_rates import advised_rates
 from mlmclm.reports.basis import NO_BASIS, Basis
-from mlmclm.reports.cautions import failure_sentences, missing_cells, uneven_rates
-from mlmclm.reports.noise_words import noise_lines, warnings
-from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import Headline, clearly_different, headline, level_groups, pretraining_runs
+from mlmclm.reports.cautions import failure_sentences, missing_cells, setup_sentences, uneven_rates
+from mlmclm.reports.wording import (
+    Headline,
+    clearly_different,
+    headline,
+    level_groups,
+    noise_lines,
+    pretraining_runs,
+    warnings,
+    winners_of,
+)
 
 NEAREST = 3
 """Maximum number of models for which the advice says what would show a difference from the best."""
@@ -30,6 +37,8 @@ SEEDS_ALONE = "More fine-tuning seeds alone would not: the noise of pretraining 
 TIMES_UNKNOWN = "How long cells take is not known, as the results have no times."
 AFFORDABLE = 3
 """Seeds that the advice proposes to a study with one seed."""
+SURE = 0.95
+"""Minimum share of studies with other seeds that choose the same learning rate, for the choice to count as sure."""
 FEW_GROUPS = 3
 """Maximum number of groups of models that are named; more groups overlap too much to read."""
 
@@ -74,7 +83,7 @@ def advise(analysis: Analysis, basis: Basis = NO_BASIS) -> Advice:
         answer=replace(answer, detail=detail),
         groups=tuple(_groups(analysis, answer)),
         families=tuple(_families(analysis)),
-        rates=tuple(advised_rates(analysis, answer)),
+        rates=tuple(_rates(analysis, answer)),
         rests_on=tuple(_rests_on(analysis, basis)),
         open=tuple(_open(analysis, answer, basis)),
     )
@@ -120,19 +129,17 @@ def _families(analysis: Analysis) -> list[str]:
         name = text.family(family) + (f" ({tasks[0]})" if len(tasks) == 1 else "")
         if len(rows) < 2:
             continue
-        top = max(rows, key=lambda row: row["score"])
-        ranked = {row["model"] for row in rows}
-        rivals = [
-            row
-            for row in against(analysis.comparisons, top["model"])
-            if row["scope"] == scope and row["kind"] != "all" and row["model_b"] in ranked
-        ]
-        if top["above_chance"] == "no":
+        best, near = winners_of(analysis, scope, rows)
+        if not best:
             chance.append(name)
-        elif all(clearly_different(row, analysis.confidence) for row in rivals):
-            gap = min(rivals, key=lambda row: row["difference"])
+        elif len(best) == 1 and not near:
+            (top,) = best
+            rivals = (
+                row for row in against(analysis.comparisons, top) if row["scope"] == scope and row["kind"] != "all"
+            )
+            gap = min((row for row in rivals if row["difference"] > 0), key=lambda row: row["difference"])
             lead = text.estimate(gap["difference"], gap["low"], gap["high"], sign=True)
-            sentences.append(f"{name}: {top['model']}, {lead} points to the next.")
+            sentences.append(f"{name}: {top}, {lead} points to the next.")
         else:
             level.append(name)
     if level:
@@ -160,6 +167,73 @@ def _scores(analysis: Analysis, family: str, tasks: Sequence[str]) -> tuple[str,
         return tasks[0], [row for row in scores if not math.isnan(row["score"])]
     rows = [row for row in records(analysis.overall) if (row["kind"], row["scope"]) == ("family", family)]
     return family, [row | {"score": row["mean"]} for row in rows if not math.isnan(row["mean"])]
+
+
+def _rates(analysis: Analysis, answer: Headline) -> list[str]:
+    """Say which learning rates the best model needs where it is above chance, and how sure the choice is.
+
+    Each pretraining run of a model chooses its rate. If there are several runs, all their rates are named, without a probability.
+    """
+    name = answer.best[0] if answer.best else ""
+    runs = analysis.groups.get(name, [])
+    rows = [
+        row
+        for row in records(analysis.best)
+        if row["model"] in runs and row["learning_rates"] and row["above_chance"] != "no"
+    ]
+    bands = {(row["model"], row["task"]): row for row in records(analysis.stability)}
+    sentences = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        task_rows = [row for row in rows if row["task"] == task]
+        if len(runs) > 1:
+            by_run = {row["model"]: _chosen(row) for row in task_rows}
+            same = len(by_run) == len(runs) and len(set(by_run.values())) == 1
+            rates = [_chosen(task_rows[0])] if same else [f"{rate} for {run}" for run, rate in by_run.items()]
+            sentences.append(f"{text.listing(rates)} on {task}{' in each pretraining run' if same else ''}.")
+            continue
+        (row,) = task_rows
+        band = bands.get((name, task))
+        if band is None or math.isnan(band["share_level"]):
+            sentences.append(f"{_chosen(row)} on {task}.")
+            continue
+        sentences.append(f"{_chosen(row)} on {task} ({_choice(row, band, analysis)}).")
+    return [f"for {name}, {sentences[0]}", *sentences[1:]] if sentences else []
+
+
+def _chosen(row: Record) -> str:
+    """Return the best learning rates of a row of `best`, with the setting where the grid has several."""
+    return f"{row['learning_rates']}{' with ' if row['setting'] else ''}{row['setting']}"
+
+
+def _choice(row: Record, band: Record, analysis: Analysis) -> str:
+    """Say how surely a learning rate is chosen, and whether test scores show it to be better than the others.
+
+    The first part gives the share of studies with other seeds that choose this rate and setting (`best.p_chosen`), by validation
+    scores except under `on_test`. The second part is from a test between the rates of the best setting: with few runs it may show no
+    difference, however often a rate is chosen. It is left out if the grid has added rates to its list, which `sensitivity` ignores.
+
+    Args:
+        row, band: rows of the tables `best` and `stability`.
+    """
+    pair = row["model"], row["task"]
+    low, high, tried = band["level_low"], band["level_high"], len(analysis.runs[pair].rates)
+    level, sure = round(band["share_level"] * tried), row["p_chosen"] >= SURE
+    point = "at this setting, " if row["setting"] else ""
+    choice = "this setting and rate" if point else "it"
+    often = f"other seeds would choose {choice} in {text.percent(row['p_chosen'])} of cases"
+    if analysis.grid.added.get((*pair, row["setting"])):
+        return often  # the test covers only the listed rates
+    if level > 1:
+        number = text.every(tried, "rate") if level == tried else f"{level} of {tried} rates"
+        ties = f"{point}{number}, from {rate_text(low)} to {rate_text(high)}, are not clearly different from the best"
+        return f"{often}, yet it is not shown to be better: on test scores, {ties}" if sure else f"{often}: {ties}"
+    if math.isnan(row["learning_rate"]) or row["learning_rate"] != low:
+        return f"{often}; {point}test scores show {rate_text(low)} to be better"
+    better = f"{point}test scores show it to be better than all others"
+    if sure:
+        return f"{often}; {better}"
+    on = "" if analysis.rule == "on_test" else " on validation scores"
+    return f"{often}{on}, although {better}"
 
 
 def _rests_on(analysis: Analysis, basis: Basis) -> list[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.results import Grid, Record, records
+from mlmclm.analysis.setups import COMPUTED, SetupDifference
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.unlike_setups import setup_sentences
-from mlmclm.reports.wording import STREAM_WORDS, is_low, pretraining_runs
+from mlmclm.reports.wording import STREAM_WORDS, chance_unknown, is_low, pretraining_runs
 from mlmclm.seeds import Seeds
+
+SIDES = 3
+"""Maximum number of settings, and of names on a side, that a sentence on unlike setups lists."""
 
 
 def cautions(analysis: Analysis) -> list[str]:
@@ -33,13 +36,11 @@ def cautions(analysis: Analysis) -> list[str]:
         how = _competition(analysis, "A rate that lost most of its runs is chosen only where no other kept more.")
         notes.append(f"{text.plural(analysis.diverged, 'cell')} of {len(analysis.cells):,} diverged ({share}). {how}")
     notes += failure_sentences(analysis)
-    lost = [f"{row['model']} on {row['task']}" for row in best if row["note"].startswith("every cell diverged")]
-    if lost:
-        notes.append(f"Every cell diverged for {text.listing(lost)}: there is no score.")
-    hurt = [f"{row['model']} on {row['task']}" for row in best if row["n"] and row["diverged"]]
-    if hurt:
+    if lost := _named(row for row in best if row["note"].startswith("every cell diverged")):
+        notes.append(f"Every cell diverged for {lost}: there is no score.")
+    if hurt := _named(row for row in best if row["n"] and row["diverged"]):
         where = "at every rate" if analysis.rule == "per_seed" else "even at the chosen rate"
-        notes.append(f"Seeds diverged {where} for {text.listing(hurt)}: the mean is over the others.")
+        notes.append(f"Seeds diverged {where} for {hurt}: the mean is over the others.")
     whose = " of a seed" if analysis.rule == "per_seed" else ""
     for edge, further in (("highest", "higher"), ("lowest", "lower")):
         at = [row for row in best if row["edge"] == edge]
@@ -60,7 +61,12 @@ def cautions(analysis: Analysis) -> list[str]:
             if single > 1
             else "One score is based on one seed and has no interval."
         )
-    notes += _noiseless(analysis, best)
+    if equal := _named(row for row in best if "equal scores" in row["note"]):
+        mean = " In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
+        notes.append(
+            f"The seeds give equal scores for {equal}; their noise is not known. Such a score has no interval and no p value."
+            f"{mean if len(analysis.families) > 1 else ''}"
+        )
     notes += _at_chance(analysis, best)
     if analysis.rule == "per_seed":
         notes.append(
@@ -135,22 +141,6 @@ def _luck(analysis: Analysis) -> str:
     return f"; fresh runs at these rates are expected to score {text.points(math.fsum(gaps) / len(gaps))} points less on average"
 
 
-def _noiseless(analysis: Analysis, best: Sequence[Record]) -> list[str]:
-    """Say which scores have no interval because all seeds give the same one."""
-    equal = [f"{row['model']} on {row['task']}" for row in best if "equal scores" in row["note"]]
-    if not equal:
-        return []
-    return [
-        f"The seeds give equal scores for {text.listing(equal)}; their noise is not known. Such a score has no interval and "
-        "no p value."
-        + (
-            " In a mean over tasks it counts with the mean variance of the other scores, if most of them vary."
-            if len(analysis.families) > 1
-            else ""
-        )
-    ]
-
-
 def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     """Say which models predict the same for every example, and which scores are not above chance."""
     notes = []
@@ -163,21 +153,19 @@ def _at_chance(analysis: Analysis, best: Sequence[Record]) -> list[str]:
     if constant:
         lead = "No lead of a model whose seeds all do so counts in a verdict."
         notes.append(f"The same prediction for every test example: {text.listing(constant)}. {lead}")
-    low = list(filter(is_low, best))
     # An untrained baseline is expected at chance; the table of scores marks it there.
-    named = [f"{row['model']} on {row['task']}" for row in low if row["model"] != analysis.baseline]
-    if named:
-        notes.append(f"Not above chance: {text.listing(named)}. No lead of such a score counts in a verdict.")
-    return [*notes, *filter(None, [chance_unknown(analysis)])]
+    if low := _named(row for row in best if is_low(row) and row["model"] != analysis.baseline):
+        notes.append(f"Not above chance: {low}. No lead of such a score counts in a verdict.")
+    return [*notes, *filter(None, [chance_unknown(without_chance(analysis))])]
 
 
-def chance_unknown(analysis: Analysis) -> str:
-    """Say on which tasks scores at chance are not recognised, because the chance level is not known; empty if there are none."""
-    best = records(analysis.best)
-    lacking = sorted({row["task"] for row in best if row["n"] and math.isnan(row["chance"])})
-    if not lacking:
-        return ""
-    return f"The chance level of {text.listing(lacking)} is not known, so scores at chance are not recognised there."
+def without_chance(analysis: Analysis) -> list[str]:
+    """Return the tasks with scores whose chance level is not known."""
+    return sorted({row["task"] for row in records(analysis.best) if row["n"] and math.isnan(row["chance"])})
+
+
+def _named(rows: Iterable[Record]) -> str:
+    return text.listing([f"{row['model']} on {row['task']}" for row in rows])
 
 
 def _competition(analysis: Analysis, otherwise: str) -> str:
@@ -236,3 +224,54 @@ def _noise(grid: Grid) -> str:
     if any(len(numbers[name]) not in (1, len(seeds)) for name in STREAM_WORDS):
         noise += ". Combinations share seeds, so their scores are not independent and intervals are too narrow"
     return noise
+
+
+def setup_sentences(setups: Sequence[SetupDifference]) -> list[str]:
+    """Say what differs: first what the results were computed with, then the protocol; empty if nothing does."""
+    differing = [setup for setup in setups if setup.several]
+    sentences = [_computed(setup) for setup in differing if setup.what in COMPUTED]
+    settings = [setup for setup in differing if setup.what not in COMPUTED]
+    if settings:
+        named = [f"{setup.what} is {_values(setup)}{_where(setup)}" for setup in settings[:SIDES]]
+        if len(settings) > SIDES:
+            named.append(f"and {text.plural(len(settings) - SIDES, 'more setting')}")
+        sentences.append(
+            f"Fine-tuning differs: {'; '.join(named)}. A difference of these scores is partly one of the settings."
+        )
+    return [*sentences, *_recorded_for_some(setups)]
+
+
+def _recorded_for_some(setups: Sequence[SetupDifference]) -> list[str]:
+    """Say which settings are recorded in the results of some sides only."""
+    sides: dict[tuple[str, ...], dict[str, None]] = {}
+    for setup in setups:
+        if not setup.several:
+            sides.setdefault(tuple(side for side, texts in setup.values.items() if texts), {})[setup.what] = None
+    return [
+        f"Recorded for {text.listing(recorded, most=SIDES)} only: {text.listing(list(names))}. The others may differ in "
+        f"{'it' if len(names) == 1 else 'these'}."
+        for recorded, names in sides.items()
+    ]
+
+
+def _computed(setup: SetupDifference) -> str:
+    if setup.apart:
+        note = "A difference of these scores is partly one of these."
+        return f"Not computed alike: the {setup.what} is {_values(setup)}{_where(setup)}. {note}"
+    values = text.listing(next(iter(setup.values.values())))
+    return f"Cells were computed with several {setup.what}s ({values}){_where(setup)}; scores can differ a little between them."
+
+
+def _values(setup: SetupDifference) -> str:
+    """Return each value with the sides that have it."""
+    sides: dict[tuple[str, ...], list[str]] = {}
+    for side, values in setup.values.items():
+        sides.setdefault(values, []).append(side)
+    return ", ".join(
+        f"{' or '.join(values) or 'not recorded'} for {text.listing(names, most=SIDES)}"
+        for values, names in sides.items()
+    )
+
+
+def _where(setup: SetupDifference) -> str:
+    return f" on {text.listing(setup.tasks, most=SIDES)}"

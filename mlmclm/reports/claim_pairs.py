@@ -15,6 +15,8 @@ from mlmclm.analysis.contrasts import PairOnTask
 from mlmclm.reports import text
 from mlmclm.reports.study_facts import ModelFacts
 
+NO_SCORES = "no pair of the study has scores on such a task"
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -70,23 +72,18 @@ class Pair(NamedTuple):
     second: Traits
 
 
-class Pairs(NamedTuple):
-    """The pairs of a claim, or the reason why there are none."""
-
-    found: tuple[Pair, ...]
-    lacking: str = ""
+class Lacking(Exception):
+    """Says what a study lacks for a claim."""
 
 
-def find_pairs(
-    claim: Claim, models: Sequence[Traits], first: ModelQuery | None = None, second: ModelQuery | None = None
-) -> Pairs:
-    """Return all pairs of models that a claim compares, whatever their budgets.
+def find_pairs(claim: Claim, models: Sequence[Traits], than: Than | None = None) -> list[Pair]:
+    """Return all pairs of models that a claim compares, whatever their budgets; raise `Lacking` if there are none.
 
     Args:
         models: the models with scores.
-        first, second: queries that replace those of the claim.
+        than: what the claim compares with; its queries replace those of the claim.
     """
-    queries = first or claim.first, second or claim.second
+    queries = (than and than.first) or claim.first, (than and than.second) or claim.second
     sides = [[model for model in models if matches(query, model)] for query in queries]
     for query, side in zip(queries, sides, strict=True):
         if not side:
@@ -94,33 +91,35 @@ def find_pairs(
             either = query.model_copy(update={"given": None})
             if query.given is False and any(matches(either, model) for model in models):
                 lacking += " trained from scratch, only such that go on from given weights (`given: true` in a claim)"
-            return Pairs((), lacking)
-    pairs = tuple(
+            raise Lacking(lacking)
+    pairs = [
         Pair(one, other)
         for one in sides[0]
         for other in sides[1]
         if one.name != other.name and all(_alike(feature, one, other) for feature in claim.alike)
-    )
-    shared = text.listing([feature.replace("_", " ").replace(" = ", " as ") for feature in claim.alike])
-    return Pairs(
-        pairs, "" if pairs else f"the study has no pair of {' and '.join(map(described, queries))} of the same {shared}"
-    )
+    ]
+    if not pairs:
+        shared = text.listing([feature.replace("_", " ").replace(" = ", " as ") for feature in claim.alike])
+        raise Lacking(f"the study has no pair of {' and '.join(map(described, queries))} of the same {shared}")
+    return pairs
 
 
-def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> Pairs:
-    """Return the pairs within a range of budgets, in per cent of the steps of the longest pair of the same size."""
+def at_budgets(pairs: Sequence[Pair], budgets: tuple[float, float]) -> list[Pair]:
+    """Return the pairs within a range of budgets, in per cent of the steps of the longest pair of the same size; raise `Lacking` if there are none."""
     longest: dict[str, int] = {}
     for pair in pairs:
         longest[pair.first.size] = max(longest.get(pair.first.size, 0), _steps(pair))
-    kept = tuple(pair for pair in pairs if within_span(100 * _steps(pair) / longest[pair.first.size], budgets))
-    low, high = budgets
-    span = f"{high:g} %" if low == high else f"{low:g} to {high:g} %"
-    return Pairs(kept, "" if kept else f"the study has no such pair at {span} of its longest budget")
+    kept = [pair for pair in pairs if within_span(100 * _steps(pair) / longest[pair.first.size], budgets)]
+    if not kept:
+        low, high = budgets
+        span = f"{low:g} %" if low == high else f"{low:g} to {high:g} %"
+        raise Lacking(f"the study has no such pair at {span} of its longest budget")
+    return kept
 
 
 @dataclass(frozen=True)
 class PairFinder:
-    """The models and tasks of a study, among which the pairs of claims are found.
+    """The models and tasks of a study, among which the pairs of claims are found; `Lacking` says why there are none.
 
     Attributes:
         models: the models whose pretraining is known; a model with several pretraining runs is in it once.
@@ -130,55 +129,53 @@ class PairFinder:
     models: Sequence[Traits]
     families: Mapping[str, str]
 
-    def pairs(
-        self,
-        claim: Claim,
-        first: ModelQuery | None = None,
-        second: ModelQuery | None = None,
-        budgets: tuple[float, float] | None = None,
-    ) -> Pairs:
-        """Return the pairs of a claim; models and budgets that are given replace those of the claim."""
+    def pairs(self, claim: Claim, than: Than | None = None) -> list[Pair]:
+        """Return the pairs of a claim, or those that it compares with."""
         if not self.models:
-            return Pairs((), "how the models were pretrained is not known")
-        pairs = find_pairs(claim, self.models, first, second)
-        return at_budgets(pairs.found, budgets or claim.budgets) if pairs.found else pairs
+            raise Lacking("how the models were pretrained is not known")
+        return at_budgets(find_pairs(claim, self.models, than), (than and than.budgets) or claim.budgets)
 
-    def parts(self, claim: Claim, usable: Callable[[Pair, str], bool]) -> tuple[list[PairOnTask], str]:
-        """Return the pairs of a claim on its tasks with their weights, or why there are none.
+    def parts(self, claim: Claim, usable: Callable[[Pair, str], bool], unusable: str = NO_SCORES) -> list[PairOnTask]:
+        """Return the pairs of a claim on its tasks with their weights.
 
         Args:
             usable: whether the results of a pair on a task suffice for the claim's statistic.
+            unusable: what is lacking where they don't for any.
         """
-        parts, lacking = self._side(claim, usable)
-        if claim.than is None or not parts:
-            return parts, lacking
-        compared, lacking = self._side(claim, usable, claim.than)
-        return [*parts, *compared] if compared else [], f"to compare with: {lacking}"
 
-    def _side(
-        self, claim: Claim, usable: Callable[[Pair, str], bool], than: Than | None = None
-    ) -> tuple[list[PairOnTask], str]:
-        query = claim.tasks if than is None or than.tasks is None else than.tasks
-        tasks = matching_tasks(query, self.families)
-        if not tasks:
-            return [], f"the study has no {described_tasks(query)}"
-        if than is None:
-            return weighed(*self.pairs(claim), tasks, usable)
-        return weighed(*self.pairs(claim, than.first, than.second, than.budgets), tasks, usable, -1)
+        def side(than: Than | None, sign: int) -> list[PairOnTask]:
+            query = (than and than.tasks) or claim.tasks
+            tasks = matching_tasks(query, self.families)
+            if not tasks:
+                raise Lacking(f"the study has no {described_tasks(query)}")
+            return weighed(self.pairs(claim, than), tasks, usable, sign, unusable)
+
+        parts = side(None, 1)
+        if claim.than is None:
+            return parts
+        try:
+            return [*parts, *side(claim.than, -1)]
+        except Lacking as reason:
+            raise Lacking(f"to compare with: {reason}") from None
 
 
 def weighed(
-    pairs: Sequence[Pair], lacking: str, tasks: Sequence[str], usable: Callable[[Pair, str], bool], sign: int = 1
-) -> tuple[list[PairOnTask], str]:
-    """Return pairs on tasks with their weights, or why there are none. All tasks have equal weight, and so have the pairs on a task."""
+    pairs: Sequence[Pair],
+    tasks: Sequence[str],
+    usable: Callable[[Pair, str], bool],
+    sign: int = 1,
+    unusable: str = NO_SCORES,
+) -> list[PairOnTask]:
+    """Return pairs on tasks with their weights. All tasks have equal weight, and so have the pairs on a task."""
     by_task = {task: [pair for pair in pairs if usable(pair, task)] for task in tasks}
     by_task = {task: usable_pairs for task, usable_pairs in by_task.items() if usable_pairs}
-    parts = [
+    if not by_task:
+        raise Lacking(unusable)
+    return [
         PairOnTask(one.name, other.name, task, sign / len(by_task) / len(task_pairs))
         for task, task_pairs in by_task.items()
         for one, other in task_pairs
     ]
-    return parts, lacking or ("" if parts else "no pair of the study has scores on such a task")
 
 
 def matches(query: ModelQuery, model: Traits) -> bool:

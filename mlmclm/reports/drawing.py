@@ -157,7 +157,7 @@ def known_scores(rows: Mapping[str, Record | None], value: str, ends: str = "") 
 
 
 class FigureGroup(ABC):
-    """Figures that belong together: panels that share a legend. A subclass is one file of `reports.figures`.
+    """Figures that belong together: panels that share a legend. The built-in ones are in `reports.figures`.
 
     Class attributes:
         name: of the group, and of the files that `mlmclm report --figures` writes.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from mlmclm.reports import text
+from mlmclm.reports.templating import render
 
 ARCHITECTURES = {
     "eurobert": ("EuroBERT", "Llama"),
@@ -24,6 +25,11 @@ UNMASKED = ("qwen2", "qwen3")
 
 Their encoder is the causal model with `is_causal` set to false.
 """
+OPTIONAL = (
+    "description", "size", "initial", "objective", "stages", "shape", "recipe", "decoder", "other", "repository", "revision", "revisions",
+    "missing", "siblings", "citation", "command",
+)  # fmt: skip
+"""Facts that the template asks for; None if they are absent."""
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -54,23 +60,28 @@ def model_card(facts: Mapping[str, Any]) -> str:
     """
     if not facts.get("name"):
         raise ValueError("model card: no name in the facts.")
-    sections = {
-        "Plan": _plan(facts.get("stages")),
-        "Architecture": _table(facts.get("shape")),
-        "Load": _load_decoder(facts) if facts.get("decoder") else _load_encoder(facts),
-        "Revisions": _revisions(facts),
-        "Recipe": _table(facts.get("recipe")),
-        "Data": _table(facts.get("corpus")),
-        "Loss": _table(_losses(facts)),
-        "Scores after fine-tuning": _table(_scores(facts.get("scores") or ())),
-        "Cost": _table(_cost(facts)),
-        "Related models": _siblings(facts.get("siblings")),
-        "Citation": _code("bibtex", str(facts.get("citation") or "").strip()),
-        "Make it again": _code("bash", facts.get("command") or ""),
+    architecture = facts.get("architecture") or "eurobert"
+    encoder_and_decoder, form = ARCHITECTURES[architecture], "decoder" if facts.get("decoder") else "encoder"
+    family, other = encoder_and_decoder if form == "encoder" else encoder_and_decoder[::-1]
+    tables = {
+        "Recipe": facts.get("recipe"),
+        "Data": facts.get("corpus"),
+        "Loss": _losses(facts),
+        "Scores after fine-tuning": _scores(facts.get("scores") or ()),
+        "Cost": _cost(facts),
     }
-    parts = [_front(facts), f"# {facts['name']}", _introduction(facts)]
-    parts += [part for title, body in sections.items() if body for part in (f"## {title}", body)]
-    return "\n\n".join(parts) + "\n"
+    return render(
+        "model_card.md.j2",
+        **{**dict.fromkeys(OPTIONAL), **facts},
+        front=_front(facts, family, form),
+        family=family,
+        form=form,
+        other_family=other,
+        rope=architecture not in WITHOUT_ROPE,
+        masked=architecture not in UNMASKED,
+        predicts=_predicts(facts),
+        tables=tables,
+    )
 
 
 def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequence[str] = ()) -> tuple[str, str | None]:
@@ -88,12 +99,6 @@ def model_cards(facts: Mapping[str, Any], *, decoder: bool, repositories: Sequen
     return model_card(encoder), model_card(
         {**facts, "decoder": True, "scores": (), "repository": published, "other": encoder_published}
     )
-
-
-def _family(facts: Mapping[str, Any], *, decoder: bool | None = None) -> str:
-    """Return the name of the model's architecture: that of the card's form, or if `decoder` is given, that of the decoder or of the encoder."""
-    form = facts.get("decoder") if decoder is None else decoder
-    return ARCHITECTURES[facts.get("architecture") or "eurobert"][1 if form else 0]
 
 
 def _pipeline(facts: Mapping[str, Any]) -> str | None:
@@ -114,7 +119,7 @@ def _predicts(facts: Mapping[str, Any]) -> Literal["mask", "before"] | None:
     return "before" if facts.get("predicts_one_earlier") else "mask"
 
 
-def _front(facts: Mapping[str, Any]) -> str:
+def _front(facts: Mapping[str, Any], family: str, form: str) -> str:
     objective = facts.get("objective")
     kind = objective or ("untrained" if not facts.get("initial") else None)
     fields = {
@@ -125,143 +130,11 @@ def _front(facts: Mapping[str, Any]) -> str:
         "library_name": "transformers",
         "pipeline_tag": _pipeline(facts),
         "base_model": facts.get("base_model"),
-        "tags": ["mlmclm", _family(facts).lower(), _form(facts), *filter(None, [kind]), *(facts.get("tags") or ())],
+        "tags": ["mlmclm", family.lower(), form, *filter(None, [kind]), *(facts.get("tags") or ())],
         "model-index": _model_index(str(facts["name"]), facts.get("scores") or ()),
     }
     filled = {name: value for name, value in fields.items() if value}
     return f"---\n{yaml.safe_dump(filled, sort_keys=False, allow_unicode=True)}---"
-
-
-def _introduction(facts: Mapping[str, Any]) -> str:
-    if facts.get("description"):
-        return str(facts["description"])
-    size = f" of size {facts['size']}" if facts.get("size") else ""
-    model = f"A {_family(facts)} text {_form(facts)}{size}"
-    if facts.get("initial"):
-        done = "continued by the plan below with mlmclm" if facts.get("objective") else "not trained any further"
-        return f"{model} with the weights of {facts['initial']}, {done}."
-    if not facts.get("objective"):
-        return f"{model} as it is initialised: untrained, a baseline to compare with."
-    return f"{model}, pretrained by the plan below with mlmclm."
-
-
-def _form(facts: Mapping[str, Any]) -> str:
-    return "decoder" if facts.get("decoder") else "encoder"
-
-
-def _plan(stages: Sequence[str] | None) -> str:
-    if not stages:
-        return ""
-    listed = "\n".join(f"{number}. {_line(stage)}" for number, stage in enumerate(stages, start=1))
-    return (
-        f"{listed}\n\nThe name is the plan: the size, then each phase's objective with the number of steps, from the "
-        "beginning on, at which it ends; last the step, if the weights are earlier ones."
-    )
-
-
-def _load_decoder(facts: Mapping[str, Any]) -> str:
-    """Return how to load and use a decoder."""
-    use = [
-        'inputs = tokenizer("In the beginning", return_tensors="pt", return_token_type_ids=False)',
-        "output = model.generate(**inputs, max_new_tokens=20)",
-        "print(tokenizer.decode(output[0]))",
-    ]
-    note = f"The tokenizer {_adds(facts, decoder=True)}, as in training."
-    if facts.get("other"):
-        note += f" `{facts['other']}` has the same weights as a {_family(facts, decoder=False)} encoder."
-    return f"{_needs(facts)} {note}\n\n{_loaded(facts, 'AutoModelForCausalLM', *use)}"
-
-
-def _load_encoder(facts: Mapping[str, Any]) -> str:
-    """Return how to load and use an encoder: the masked language model if it was trained as one, and vectors of texts."""
-    notes = [f"{_needs(facts)} Attention is bidirectional. The tokenizer {_adds(facts)}, as in training."]
-    if facts.get("other"):
-        notes.append(
-            f"`{facts['other']}` has the same weights as a {_family(facts, decoder=True)} decoder with causal attention, as they were "
-            "trained last."
-        )
-    parts, predicts = [" ".join(notes)], _predicts(facts)
-    if predicts is not None:
-        early = predicts == "before"
-        if early:
-            parts[0] += (
-                " MNTP predicts a token one position before the mask, where the `fill-mask` pipeline does not read."
-            )
-        kind = "AutoModelForCausalLM" if facts.get("architecture") in UNMASKED else "AutoModelForMaskedLM"
-        parts.append(
-            _loaded(
-                facts,
-                kind,
-                'inputs = tokenizer(f"The {tokenizer.mask_token} is here.", return_tensors="pt", return_token_type_ids=False)',
-                "logits = model(**inputs).logits  # [1, tokens, vocabulary]",
-                'hidden = inputs["input_ids"] == tokenizer.mask_token_id',
-                *(["hidden = hidden.roll(-1)  # one position earlier"] if early else []),
-                "print(tokenizer.decode(logits[hidden].argmax(-1)))",
-            )
-        )
-    vectors = _loaded(
-        facts,
-        "AutoModel",
-        'texts = ["A text.", "Another text, which is longer."]',
-        'inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False)',
-        "hidden = model(**inputs).last_hidden_state  # [texts, tokens, hidden]",
-        'mask = inputs["attention_mask"].unsqueeze(-1)  # [texts, tokens, 1]',
-        "vectors = (hidden * mask).sum(1) / mask.sum(1)",
-        "print(vectors.shape)  # [texts, hidden]",
-    )
-    return "\n\n".join([*parts, "A vector for each text, the mean over its tokens:", vectors])
-
-
-def _needs(facts: Mapping[str, Any]) -> str:
-    """Return which version of transformers loads the model."""
-    if facts.get("architecture") in WITHOUT_ROPE:
-        return "No remote code is needed."
-    return "Load it with transformers 5: version 4 ignores its RoPE base without a word. No remote code is needed."
-
-
-def _loaded(facts: Mapping[str, Any], kind: str, *use: str) -> str:
-    """Return code that loads the card's model as a class of transformers, and uses it."""
-    tag = f', revision="{facts["revision"]}"' if facts.get("revision") else ""
-    return _code(
-        "python",
-        f"from transformers import {', '.join(sorted([kind, 'AutoTokenizer']))}",
-        "",
-        f'name = "{facts.get("repository") or "path/to/this/folder"}"',
-        f"model = {kind}.from_pretrained(name{tag})",
-        f"tokenizer = AutoTokenizer.from_pretrained(name{tag})",
-        *use,
-    )
-
-
-def _adds(facts: Mapping[str, Any], *, decoder: bool = False) -> str:
-    """Return what a model's tokenizer adds to a text (`corpora/exported_tokenizer.py`)."""
-    begins = facts.get("recipe", {}).get("rows") == "chunks"
-    if decoder:
-        return "begins a text with BOS" if begins else "adds nothing to a text"
-    return "puts BOS before a text and EOS behind it" if begins else "ends a text with EOS and puts nothing in front"
-
-
-def _revisions(facts: Mapping[str, Any]) -> str:
-    tags = list(facts.get("revisions") or ())
-    if not tags:
-        return ""
-    text = (
-        f"This is the revision `{facts.get('revision') or 'main'}`. A tag `stepN` has the weights after N steps of training, and one that begins with the "
-        f"name of a later phase those after N steps of that phase; `main` is `{tags[-1]}`. Tags: {', '.join(f'`{tag}`' for tag in tags)}."
-    )
-    if facts.get("missing"):
-        text += f" Not kept: {', '.join(facts['missing'])}."
-    return (
-        f"{text}\n\nWhere the repository is a folder `models--OWNER--NAME`, give the folder that it is in as `cache_dir`, or in the "
-        "environment variable HF_HUB_CACHE. A path in place of the name would load one revision whatever `revision` says."
-    )
-
-
-def _siblings(names: Sequence[str] | None) -> str:
-    if not names:
-        return ""
-    listed = "\n".join(f"- {_line(name)}" for name in names)
-    return f"They have the same data, recipe and tokenizer, and other plans or sizes:\n\n{listed}"
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -356,27 +229,3 @@ def _cost(facts: Mapping[str, Any]) -> dict[str, str]:
         ("flops", "FLOPs (estimated)", text.scientific),
     )
     return {label: write(facts[name]) for name, label, write in rows if facts.get(name) is not None}
-
-
-def _table(values: Mapping[str, Any] | None) -> str:
-    if not values:
-        return ""
-    rows = [
-        f"| {_line(str(label).replace('_', ' '))} | {_line(text.plain(value))} |" for label, value in values.items()
-    ]
-    return "\n".join(["| | |", "|---|---|", *rows])
-
-
-def _line(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
-
-
-def _code(language: str, *lines: str) -> str:
-    body = "\n".join(lines)
-    if not body:
-        return ""
-    fence = "```"
-    # The fence must be longer than any in the text, so that the text cannot close it.
-    while fence in body:
-        fence += "`"
-    return f"{fence}{language}\n{body}\n{fence}"

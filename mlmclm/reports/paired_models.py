@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mlmclm.analysis.analyse import Analysis
@@ -18,7 +19,7 @@ from mlmclm.analysis.comparison import against
 from mlmclm.analysis.results import Record, records
 from mlmclm.reports import text
 from mlmclm.reports.study_facts import DECODER, ENCODER, MADE, ModelFacts, StudyFacts, TaskFacts, ZeroShotFacts
-from mlmclm.results.intervals import student
+from mlmclm.results.intervals import Estimate, student
 
 PRONOUNS = ("masculine", "neutral", "feminine")
 NO_SHARES = ("perplexity", "bits_per_byte")
@@ -155,20 +156,24 @@ def _zero_shot(task: str, models: Mapping[str, str], results: Mapping[tuple[str,
     by_way = {way: results[name, task] for way, name in models.items() if (name, task) in results}
     scores = {way: Score.of(result.main, result.entry(result.main)) for way, result in by_way.items()}
     main = next((result.main for result in by_way.values()), "")
-    # A score that isn't the mean of its examples' values, such as a perplexity, has no difference over examples.
-    paired = [
-        by_way[way].values
-        for way in (DECODER, ENCODER)
-        if way in by_way
-        and by_way[way].values
-        and math.isclose(fmean(by_way[way].values), scores[way].value, abs_tol=1e-9)
-    ]
-    difference = None
-    if len(paired) == 2 and len(paired[0]) == len(paired[1]) > 1:
-        # Both answer the same examples, so the interval is that of paired differences.
-        estimate = student([decoder - encoder for decoder, encoder in zip(*paired, strict=True)])
-        difference = Score(estimate.value, estimate.low, estimate.high)
+    pair = [(sign, by_way[way]) for sign, way in ((1.0, DECODER), (-1.0, ENCODER)) if way in by_way]
+    estimate = paired_sum(pair) if len(pair) == 2 else None
+    difference = None if estimate is None else Score(estimate.value, estimate.low, estimate.high)
     return Row(task, "zero-shot", main, scores, difference)
+
+
+def paired_sum(results: Sequence[tuple[float, ZeroShotFacts]]) -> Estimate | None:
+    """Return the weighted sum of main scores with the interval of paired examples; None where the scores can't be paired.
+
+    Models answer the same examples. A score that isn't the mean of its examples' values, such as a perplexity, is not paired.
+    """
+    values = [np.asarray(result.values) for _, result in results]
+    scores = [result.entry(result.main).get("score") for _, result in results]
+    if len({len(row) for row in values}) > 1 or len(values[0]) < 2:
+        return None
+    if not all(math.isclose(fmean(row), score or 0, abs_tol=1e-9) for row, score in zip(values, scores, strict=True)):
+        return None
+    return student(np.sum([weight * row for (weight, _), row in zip(results, values, strict=True)], axis=0).tolist())
 
 
 def pair_frame(found: Sequence[PairedModels]) -> pd.DataFrame:

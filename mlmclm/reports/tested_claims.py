@@ -9,10 +9,10 @@ A lead of a model at chance does not count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from statistics import harmonic_mean
+from statistics import NormalDist, harmonic_mean
 from typing import Literal
 
 import numpy as np
@@ -22,16 +22,16 @@ from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.claim import Claim, SourcedClaim
 from mlmclm.analysis.claim_sensitivities import RateVariance, rate_variance, sensitivity_test
 from mlmclm.analysis.contrasts import Contrast, PairOnTask, mean_difference, model_weights, weighted_sum
+from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import runs_or_obstacle, seeds_or_obstacle, smallest_difference
 from mlmclm.analysis.results import columns, records, table
 from mlmclm.analysis.stated_claims import so_far
 from mlmclm.reports import text
-from mlmclm.reports.claim_pairs import Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
-from mlmclm.reports.noise_words import detectable_difference
-from mlmclm.reports.study_facts import StudyFacts
-from mlmclm.reports.wording import pretraining_runs
-from mlmclm.reports.zero_shot_contrasts import zero_shot_contrast
-from mlmclm.results.intervals import NAN, holm
+from mlmclm.reports.claim_pairs import Lacking, Pair, PairFinder, described_tasks, matching_tasks, traits_of, weighed
+from mlmclm.reports.paired_models import paired_sum
+from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
+from mlmclm.reports.wording import detectable_difference, pretraining_runs
+from mlmclm.results.intervals import NAN, Estimate, estimate, holm
 
 Finding = Literal["seen", "contradicted", "too small to tell", "not tested here"]
 CLAIM_VERDICT_COLUMNS = columns(
@@ -136,14 +136,15 @@ class _Bench:
             "zero_shot": self._zero_shot,
             "same_data": self._same_data,
         }
-        return tests[claim.statistic](claim, blank)
+        try:
+            return tests[claim.statistic](claim, blank)
+        except Lacking as reason:
+            return _Tested(replace(blank, reason=f"{reason}."))
 
     def _score(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
-        parts, lacking = self.finder.parts(claim, self._has_score)
-        if not parts:
-            return _Tested(replace(blank, reason=f"{lacking}."))
+        parts = self.finder.parts(claim, self._has_score)
         if all({(part.first, part.task), (part.second, part.task)} <= self.at_chance for part in parts):
-            return _Tested(replace(blank, reason="none of the models is above chance on these tasks."))
+            raise Lacking("none of the models is above chance on these tasks")
         confidence = self.analysis.confidence
         contrast = weighted_sum(self.analysis.effects, model_weights(parts), confidence)
         gap = contrast.whole
@@ -182,11 +183,9 @@ class _Bench:
                 return False
             return len({variance.rates for variance in variances if variance is not None}) == 1
 
-        parts, lacking = self.finder.parts(claim, usable)
-        if not parts:
-            above = "chance" if self.analysis.baseline is None else "chance and the untrained model"
-            words = f"no pair above {above} has all its cells, with several runs at each of the same learning rates, on such a task"
-            return _Tested(replace(blank, reason=f"{words if 'scores' in lacking else lacking}."))
+        above = "chance" if self.analysis.baseline is None else "chance and the untrained model"
+        unusable = f"no pair above {above} has all its cells, with several runs at each of the same learning rates, on such a task"
+        parts = self.finder.parts(claim, usable, unusable)
         runs = [
             PairOnTask(
                 first,
@@ -219,7 +218,7 @@ class _Bench:
         tasks = dict.fromkeys((task for _, task in results), "")
         wanted = matching_tasks(claim.tasks.model_copy(update={"families": None}), tasks)
         if not wanted:
-            return _Tested(replace(blank, reason=f"the study has no zero-shot {described_tasks(claim.tasks)}."))
+            raise Lacking(f"the study has no zero-shot {described_tasks(claim.tasks)}")
 
         def usable(pair: Pair, task: str) -> bool:
             return all(
@@ -228,18 +227,14 @@ class _Bench:
                 for model in pair
             )
 
-        parts, lacking = weighed(*self.finder.pairs(claim), wanted, usable)
-        if not parts:
-            return _Tested(replace(blank, reason=f"{lacking}."))
+        parts = weighed(self.finder.pairs(claim), wanted, usable)
         gap = zero_shot_contrast(results, parts, claim.metric, self.analysis.confidence)
         verdict = replace(_counted(blank, parts), difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
         reason = f"{text.estimate(gap.value, gap.low, gap.high, sign=True).strip()} points, with the noise of the examples alone"
         return self._tested(verdict, parts, reason, gap.p)
 
     def _same_data(self, claim: Claim, blank: ClaimVerdict) -> _Tested:
-        pairs, lacking = self.finder.pairs(claim)
-        if not pairs:
-            return _Tested(replace(blank, reason=f"{lacking}."))
+        pairs = self.finder.pairs(claim)
         facts = {model.name: model for model in self.facts.models}
         members = [[facts[model.name] for model in pair] for pair in pairs]
         verdict = replace(blank, pairs=len(pairs), runs=1)
@@ -356,3 +351,45 @@ def _counted(verdict: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict
     """Return a verdict with the number of its pairs and tasks."""
     pairs, tasks = {(part.first, part.second) for part in parts}, {part.task for part in parts}
     return replace(verdict, pairs=len(pairs), tasks=len(tasks))
+
+
+def zero_shot_contrast(
+    known: Mapping[tuple[str, str], ZeroShotFacts],
+    parts: Sequence[PairOnTask],
+    metric: str | None,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Estimate the weighted sum of differences of a metric, by default each task's main one.
+
+    Models answer the same examples, so the values of examples are paired if they are known. If not, the standard errors come from
+    the models' 95 % intervals, as if the scores were independent.
+
+    Args:
+        known: the results by (model, task).
+    """
+    effects = {}
+    for task, weights in model_weights(parts).items():
+        difference = _sum([(weight, known[model, task]) for model, weight in weights.items()], metric)
+        effects["", task] = Effect(difference, difference, np.ones(1), 0.0)
+    return weighted_sum(effects, {task: {"": 1.0} for _, task in effects}, confidence).whole
+
+
+def _sum(models: Sequence[tuple[float, ZeroShotFacts]], metric: str | None) -> Estimate:
+    entries = [(weight, result, result.entry(metric or result.main)) for weight, result in models]
+    scores = [entry.get("score") for _, _, entry in entries]
+    if any(score is None for score in scores):
+        return estimate(NAN, NAN, NAN)
+    value = math.fsum(
+        weight * float(score) for (weight, _, _), score in zip(entries, scores, strict=True) if score is not None
+    )
+    if metric in (None, *(result.main for _, result, _ in entries)) and (paired := paired_sum(models)) is not None:
+        return paired
+    reach, shares, count = 2 * NormalDist().inv_cdf(0.975), [], math.inf
+    for weight, _, entry in entries:
+        low, high = entry.get("low"), entry.get("high")
+        if low is None or high is None:
+            return estimate(value, NAN, NAN)
+        shares.append((weight * (high - low) / reach) ** 2)
+        count = min(count, entry.get("examples") or math.inf)
+    variance = math.fsum(shares)
+    return estimate(value, math.sqrt(variance) if variance else NAN, max(1.0, count - 1))

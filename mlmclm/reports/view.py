@@ -11,19 +11,25 @@ from typing import Any, get_args
 
 from mlmclm.analysis.additions import Tables
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import against, tied
+from mlmclm.analysis.comparison import ALL_TASKS, against, tied
 from mlmclm.analysis.results import Record, records
+from mlmclm.analysis.selection import best_rates
 from mlmclm.numbers import rate_text
-from mlmclm.reports import noise_words, paired_models, text, wording
+from mlmclm.reports import paired_models, text, wording
 from mlmclm.reports.advice import advise
 from mlmclm.reports.cautions import cautions, limits
 from mlmclm.reports.drawing import FIGURES, Figure, ReportInput, Section, draw_all, drawn, needs_legend, styles
-from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import MADE, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.tested_claims import ClaimVerdict
 from mlmclm.reports.trends import plain_names
 from mlmclm.results.chance import chance_of
 from mlmclm.seeds import seed_labels
+
+EDGES = {"highest": "highest tried", "lowest": "lowest tried", "only": "only one tried"}
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("task", "score", "interval", "plain", "fresh", "rate", "edge", "note"), ""),
+    **dict.fromkeys(("best", "tied"), False),
+}
 
 
 def ordered_models(analysis: Analysis, facts: StudyFacts) -> tuple[ModelFacts, ...]:
@@ -131,7 +137,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "baseline_mark": _baseline_mark(analysis),
         "open": advised.open,
         "advice": replace(advised, open=()).parts(),
-        "noise": " ".join(noise_words.noise_lines(analysis)),
+        "noise": " ".join(wording.noise_lines(analysis)),
         "test_set": any(effect.folds is not None for effect in analysis.effects.values()),
         "cautions": cautions(analysis),
         "limits": limits(analysis),
@@ -295,3 +301,56 @@ def _settings(facts: StudyFacts) -> list[tuple[str, list[tuple[str, str]]]]:
         for title, block in blocks.items()
         if block
     ]
+
+
+def score_rows(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    """Return a row for each model with a cell for each task and one for the mean over tasks, in words."""
+    best = {(row["model"], row["task"]): row for row in records(analysis.best)}
+    overall = {row["model"]: row for row in records(analysis.overall) if row["scope"] == ALL_TASKS}
+    by_task = {task.name: [row for (_, row_task), row in best.items() if row_task == task.name] for task in tasks}
+    winners = {task: wording.winners_of(analysis, task, rows) for task, rows in by_task.items()}
+    top, level = wording.marked(analysis)
+    rows = []
+    for model in models:
+        cells = []
+        for task in tasks:
+            row = best[model.name, task.name]
+            winner, rivals = winners[task.name]
+            cells.append(
+                EMPTY
+                | {
+                    "task": task.name,
+                    "score": text.points(row["score"]),
+                    "interval": text.interval(row["score_low"], row["score_high"]),
+                    "plain": text.points(row["test_mean"]),
+                    "fresh": text.points(row["fresh"]),
+                    "rate": best_rates(row),
+                    "edge": EDGES.get(row["edge"], ""),
+                    "note": "; ".join(filter(None, (_lost(row), row["note"]))),
+                    "best": model.name in winner,
+                    "tied": model.name in rivals,
+                }
+            )
+        mean = overall.get(model.name)
+        if mean is None:  # a further pretraining run, whose scores count in the mean of its model
+            first = next(name for name, runs in analysis.groups.items() if model.name in runs)
+            cells.append(EMPTY | {"note": f"in the mean of {first}"})
+        else:
+            cells.append(
+                EMPTY
+                | {
+                    "score": text.points(mean["mean"]),
+                    "interval": text.interval(mean["low"], mean["high"]),
+                    "note": "" if mean["tasks"] == mean["tasks_scored"] else "not on every task",
+                    "best": model.name in top,
+                    "tied": model.name in level,
+                }
+            )
+        rows.append({"model": model.name, "cells": cells})
+    return rows
+
+
+def _lost(row: Record) -> str:
+    """Say how many seeds a score is based on if other seeds have diverged or are missing; else empty."""
+    lost = [f"{row[kind]} {word}" for kind, word in (("diverged", "diverged"), ("missing", "not run")) if row[kind]]
+    return f"{text.plural(row['n'], 'seed')}, {', '.join(lost)}" if lost and row["n"] else ""

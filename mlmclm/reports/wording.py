@@ -1,4 +1,4 @@
-"""The study's findings in sentences: the answer, the check against the baseline, and words for its parts."""
+"""The study's findings in sentences: the answer, the check against the baseline, its noise, and words for its parts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlmclm.analysis.analyse import Analysis
-from mlmclm.analysis.comparison import against, low_of_best, tied
+from mlmclm.analysis.comparison import ALL_TASKS, against, low_of_best, tied
 from mlmclm.analysis.comparison import clearly_different as clearly_different  # headlines are based on it
 from mlmclm.analysis.model_ranks import level_runs
+from mlmclm.analysis.power import POWER
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
@@ -74,7 +75,7 @@ def headline(analysis: Analysis) -> Headline:
         only = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
         only += ", so there is nothing to compare."
         verdict = f"{name} scores {_score(best)} on {scope}{so_far}."
-        return Headline(False, verdict, " ".join([only, *unfinished]), (name,))
+        return Headline(False, verdict, _joined(only, unfinished), (name,))
     rivals = {row["model_b"]: row for row in against(analysis.comparisons, name) if row["kind"] == "all"}
     level = [row for row in ranked[1:] if tied(rivals[row["model"]]["difference"])]
     close = [rivals[row["model"]] for row in ranked[1:] if row not in level]
@@ -106,7 +107,7 @@ def headline(analysis: Analysis) -> Headline:
         verdict = f"No winner yet on {scope}: {name} scores highest so far."
     else:
         verdict = f"Best on {scope}: {name}."
-    detail = " ".join([numbers, *_corrected(analysis, gap), *_untested(analysis), *unfinished])
+    detail = _joined(numbers, _corrected(analysis, gap), _untested(analysis), unfinished)
     clear = not level and not close and name != analysis.baseline and not analysis.missing
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
@@ -117,6 +118,65 @@ def marked(analysis: Analysis) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if all(_at_chance_everywhere(analysis, model) for model in head.best):
         return (), ()
     return head.best, head.tied
+
+
+def winners_of(analysis: Analysis, scope: str, rows: Sequence[Record]) -> tuple[set[str], set[str]]:
+    """Return the models with the highest score on a task or family, and those not clearly different from the first of these.
+
+    Both sets are empty if there are fewer than two scores, or the highest score is not above chance.
+
+    Args:
+        rows: `model`, `score` and `above_chance` of each model.
+    """
+    scored = [row for row in rows if not math.isnan(row["score"])]
+    # A single score cannot be better than others.
+    if len(scored) < 2:
+        return set(), set()
+    top = min(scored, key=lambda row: (-row["score"], row["model"]))
+    if top["above_chance"] == "no":
+        return set(), set()
+    rivals = against(analysis.comparisons, top["model"])
+    rivals = [row for row in rivals if row["scope"] == scope and not math.isnan(row["difference"])]
+    level = {row["model_b"] for row in rivals if tied(row["difference"])}
+    near = {row["model_b"] for row in rivals if not clearly_different(row, analysis.confidence)}
+    return {top["model"], *level}, near - level
+
+
+def task_verdicts(analysis: Analysis) -> dict[tuple[str, str], str]:
+    """Say of every (model, task) with a score how it compares with the other models on that task, in a sentence.
+
+    Several pretraining runs of a model are compared as one.
+    """
+    by_task: dict[str, list[Record]] = {}
+    for row in records(analysis.best):
+        effect = analysis.effects.get((row["model"], row["task"]))
+        if row["model"] in analysis.groups and effect is not None and not math.isnan(effect.seeds.value):
+            by_task.setdefault(row["task"], []).append(row | {"score": effect.seeds.value})
+    verdicts: dict[tuple[str, str], str] = {}
+    where = "on this task so far" if analysis.missing else "on this task"
+    for task, rows in by_task.items():
+        winners, rivals = winners_of(analysis, task, rows)
+        top = min(rows, key=lambda row: (-row["score"], row["model"]))["model"]
+        gaps = {row["model_b"]: row for row in against(analysis.comparisons, top) if row["scope"] == task}
+        for model in (row["model"] for row in rows):
+            level = sorted((winners | rivals) - {model})
+            if len(rows) < 2:
+                continue
+            if not winners:
+                sentence = f"No model is shown to be above chance {where}."
+            elif model in winners and not level:
+                best = "Highest score" if analysis.missing else "Best"
+                sentence = f"{best} of {len(rows)} models {where}."
+            elif model in winners:
+                sentence = f"Highest score {where}, not clearly above {text.listing(level)}."
+            elif model in rivals:
+                sentence = f"No clear difference {where} from the best, {top}."
+            else:
+                gap = gaps[model]
+                lead = text.estimate(-gap["difference"], -gap["high"], -gap["low"], sign=True).strip()
+                sentence = f"Below the best {where}, {top}: {lead} points."
+            verdicts |= {(run, task): sentence for run in analysis.groups[model]}
+    return verdicts
 
 
 def _at_chance_everywhere(analysis: Analysis, model: str) -> bool:
@@ -164,30 +224,31 @@ def _no_interval(analysis: Analysis, row: Record) -> str:
     return "no interval: the seeds give equal scores; their noise is not known"
 
 
-def _corrected(analysis: Analysis, row: Record) -> list[str]:
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _corrected(analysis: Analysis, row: Record) -> str:
     """Say why a difference is not clear although its interval is above 0: intervals are not corrected for multiple tests. Empty for other differences."""
     if not row["low"] > 0 or math.isnan(row["p_holm"]) or row["p_holm"] < 1 - analysis.confidence:
-        return []
-    return [
-        "The interval is of this pair alone; p is corrected over all pairs of models and tasks, and the verdict goes by it."
-    ]
+        return ""
+    return "The interval is of this pair alone; p is corrected over all pairs of models and tasks, and the verdict goes by it."
 
 
-def _untested(analysis: Analysis) -> list[str]:
-    """Say how many pairs of models Holm's correction leaves out because they have no interval, if any."""
+def _untested(analysis: Analysis) -> str:
+    """Say how many pairs of models Holm's correction leaves out because they have no interval; empty if it leaves out none or all."""
     rows = [row for row in records(analysis.comparisons) if row["kind"] == "all"]
     tests = rows[0]["tests"] if rows else 0
     if tests in (0, len(rows)):
-        return []
-    return [f"Holm's correction counts {tests} of {len(rows)} pairs of models, as the others have no interval."]
+        return ""
+    return f"Holm's correction counts {tests} of {len(rows)} pairs of models, as the others have no interval."
 
 
-def _unfinished(analysis: Analysis) -> list[str]:
-    """Say that the choice of learning rates is not final, if cells are still to be run."""
+def _unfinished(analysis: Analysis) -> str:
     if not analysis.missing:
-        return []
+        return ""
     expected = int(analysis.coverage["expected"].sum())
-    return [f"Not final: {analysis.missing:,} of {expected:,} cells have no result yet."]
+    return f"Not final: {analysis.missing:,} of {expected:,} cells have no result yet."
 
 
 def _score(row: Record) -> str:
@@ -201,14 +262,10 @@ def _p(value: float) -> str:
 
 def baseline_sentence(analysis: Analysis) -> str:
     """Say whether every model beats the baseline, and which models are not shown to; empty if there is no baseline."""
-    sentence = _baseline_sentence(analysis)
-    return f"{sentence} Cells that are not run yet may change this." if sentence and analysis.missing else sentence
-
-
-def _baseline_sentence(analysis: Analysis) -> str:
     rows = records(analysis.claims)
     if analysis.baseline is None or not rows:
         return ""
+    final = "Cells that are not run yet may change this." if analysis.missing else ""
     required, tasks = rows[0]["tasks_required"], rows[0]["tasks"]
     beaten = "the baseline by more than the interval" + (" on the mean over tasks" if tasks > 1 else "")
     often = f"on {text.every(tasks, 'task')}" if required == tasks else f"on at least {required} of the {tasks} tasks"
@@ -221,7 +278,8 @@ def _baseline_sentence(analysis: Analysis) -> str:
         return f", and {scores} higher {often}" if tasks > 1 else ""
 
     if len(unknown) == len(rows):
-        return f"Whether the models beat {beaten}{also('score')}, cannot be told{yet}: scores or intervals are lacking."
+        whether = f"Whether the models beat {beaten}{also('score')}"
+        return _joined(f"{whether}, cannot be told{yet}: scores or intervals are lacking.", final)
     if not holding:
         sentences = [f"No model is shown to beat {beaten}{also('to score')}."]
     elif len(holding) == len(rows) > 1:
@@ -235,7 +293,7 @@ def _baseline_sentence(analysis: Analysis) -> str:
         sentences.append(f"This isn't shown for {reasons}." if holding else f"Reasons: {reasons}.")
     if unknown:
         sentences.append(f"It cannot be told{yet} for {text.listing(unknown)}, as scores or intervals are lacking.")
-    return " ".join(sentences)
+    return _joined(*sentences, final)
 
 
 def _clear_tasks(rows: Sequence[Record]) -> str:
@@ -286,3 +344,47 @@ def pretraining_runs(groups: Mapping[str, Sequence[str]]) -> str:
     if counts == [1]:
         return "one pretraining run"
     return f"{counts[0]} to {counts[-1]} pretraining runs" if len(counts) > 1 else f"{counts[0]} pretraining runs"
+
+
+def warnings(analysis: Analysis) -> list[str]:
+    """Say where intervals and claims are less certain than they state; empty if there is no such sign."""
+    sentences, together, tails, tasks = [], analysis.noise.together, analysis.noise.tails, len(analysis.families)
+    if together.fails:
+        wider = math.sqrt(1 + (tasks - 1) * together.value)
+        sentences.append(
+            f"A seed that does well on one task does well on others (correlation {together.value:.2f}, p {together.p:.2g}), though they are not "
+            f"known to share a training: intervals of means over {tasks} tasks should be about {wider:.1f} times as wide, so take their claims "
+            "with care."
+        )
+    if tails.fails:
+        sentences.append(
+            f"Single runs are far from the others more often than with normal noise (excess kurtosis {tails.value:.1f}): intervals may cover "
+            "a little less than they are called."
+        )
+    return sentences
+
+
+def noise_lines(analysis: Analysis) -> list[str]:
+    """Say which true difference the study detects, and whether noise differs between models; empty if the noise is not known."""
+    sentences, smallest = [], analysis.smallest.get(ALL_TASKS, math.nan)
+    if not math.isnan(smallest):
+        sentences.append(detectable_difference(smallest, f" on {text.scope(list(analysis.families))}"))
+    if analysis.noise.uneven:
+        sentences.append(
+            "Some models' noise is larger than that of others, so each model's intervals are based on its own runs."
+        )
+    return sentences
+
+
+def detectable_difference(least: float, where: str = "") -> str:
+    """Say which true difference is found with the intended power; if it is over 100 points, which is impossible, say that none is."""
+    if least > 1:
+        return f"No difference{where}, however large, is found with {POWER * 100:g} % power."
+    return f"A true difference of {text.points(least)} points{where} is found with {POWER * 100:g} % power."
+
+
+def chance_unknown(tasks: Sequence[str]) -> str:
+    """Say that scores at chance are not recognised on tasks whose chance level is not known; empty if there are none."""
+    if not tasks:
+        return ""
+    return f"The chance level of {text.listing(tasks)} is not known, so scores at chance are not recognised there."

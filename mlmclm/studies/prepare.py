@@ -41,7 +41,7 @@ from mlmclm.pretraining.initial import (
 from mlmclm.pretraining.seen import FORMATS, TrainingBatch, export, export_data_set, training_batches
 from mlmclm.pretraining.state_facts import shared_settings, source_facts, state_facts, tokens_by_source
 from mlmclm.progress import say
-from mlmclm.reports.figures.loss_curves import MOST_POINTS, thinned
+from mlmclm.reports.figures.losses import MOST_POINTS, thinned
 from mlmclm.reports.study_facts import Kind, ModelFacts
 from mlmclm.storage.files import first_existing, places_of, read_json
 from mlmclm.storage.place import Place

@@ -27,8 +27,8 @@ from mlmclm.pretraining.state_facts import tokens_by_source
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
 from mlmclm.reports.provenance import cell_work
-from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.reports.study_facts import RecordedRuns, StudyFacts
+from mlmclm.reports.wording import task_verdicts
 from mlmclm.service.state import MLFLOW, own_addresses, own_server
 from mlmclm.storage.place import Place
 from mlmclm.studies.follower import FollowedStage, TrackedStudy, all_runs, following, summaries, write_runs

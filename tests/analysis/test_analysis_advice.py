@@ -13,7 +13,7 @@ from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.analysis.results import records
 from mlmclm.reports.advice import advise
-from mlmclm.reports.noise_words import noise_lines, warnings
+from mlmclm.reports.wording import noise_lines, warnings
 
 TASKS = ("pydocs-kind", "pydocs-fields", "pydocs-qa")
 

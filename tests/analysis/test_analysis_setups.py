@@ -9,8 +9,7 @@ from analysis_study import synthetic_results
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.setups import setup_differences
 from mlmclm.reports.advice import advise
-from mlmclm.reports.cautions import cautions
-from mlmclm.reports.unlike_setups import setup_sentences
+from mlmclm.reports.cautions import cautions, setup_sentences
 
 ALIKE = {"engine": "4", "protocol": {"batch_size": 16}, "cost": {"device": "A GPU", "backend": "cuda", "seconds": 1.0}}
 

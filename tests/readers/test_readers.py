@@ -18,8 +18,7 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.progress import say_once
-from mlmclm.readers.reader import READERS, Reader, reader_of
-from mlmclm.readers.scored_run import ScoredRun
+from mlmclm.readers.reader import READERS, Reader, ScoredRun, reader_of
 from mlmclm.registry import register
 from small_scores import sample, write_lines, write_mteb, write_run, write_samples
 

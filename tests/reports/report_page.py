@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
@@ -60,6 +61,12 @@ def study(**more: Any) -> Analysis:
 def read(analysis: Analysis, about: Any = None) -> tuple[str, Page]:
     source = render_report(analysis, about or facts())
     return source, Page(source)
+
+
+@cache
+def usual() -> tuple[str, Page]:
+    """The page of `study`, which tests only read."""
+    return read(study())
 
 
 def charts(source: str) -> dict[str, ElementTree.Element]:

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,14 @@ from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
-from mlmclm.errors import UserError
 from mlmclm.reports import text
 from mlmclm.reports.advice import advise, further_cells
 from mlmclm.reports.basis import Basis, asked_for, worker_time
-from mlmclm.reports.noise_words import detectable_difference
 from mlmclm.reports.provenance import ComputedWork
-from mlmclm.reports.wording import clearly_different, level_groups
+from mlmclm.reports.wording import clearly_different, detectable_difference, level_groups
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
-from mlmclm.storage.place import EXAMPLES
-from mlmclm.studies.study_file import load_study
-from mlmclm.sweeps.space import find_space
 
 
 def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_the_command() -> None:
@@ -100,11 +94,7 @@ def test_cells_still_to_be_run_are_named_with_their_price() -> None:
     assert line == (
         "2 cells are still to be run (2 of b on pydocs-retrieval), about 3 worker minutes on A GPU; run `mlmclm study own.yaml` again."
     )
-
-
-def test_one_cell_that_is_still_to_be_run_is_named_as_one() -> None:
-    made = results({"a": 0.8, "b": 0.6})[:-1]
-    (line,) = advised(made, grid=observed_grid(analyse(made).cells)).open
+    (line,) = advised(made + results({"a": 0.8, "b": 0.6})[-2:-1], grid=grid).open
     assert line.startswith("1 cell is still to be run (1 of b on pydocs-retrieval), about ")
 
 
@@ -125,16 +115,6 @@ def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
     assert " ".join(prices).count("More fine-tuning seeds alone") == 1, "once for both"
     *_, given = advise(found, asked_for("mlmclm sweep own.yaml").with_costs(made)).open
     assert given.endswith(f"the study that trains the models; for {numbers[1]}, `replicates: {numbers[1]}`.")
-
-
-def test_every_number_of_seeds_that_has_a_price_has_its_line_too() -> None:
-    *prices, edit = advised(results({"a": 0.72, "b": 0.69, "c": 0.68}, noise=0.03)).open
-    few, many = sorted({int(each) for each in re.findall(r"([\d,]+) seeds a rate find", " ".join(prices))})
-    listed = [f"`seeds: [{', '.join(map(str, range(number)))}]`" for number in (few, many)]
-    assert edit == (
-        f"To have {few} seeds, write {listed[0]} into own.yaml, and run `mlmclm study own.yaml`; for {many}, {listed[1]}; what is there "
-        "is not computed again."
-    )
 
 
 def test_a_lead_that_may_well_be_chance_begets_no_cells_and_many_seeds_are_not_written_out() -> None:
@@ -372,14 +352,115 @@ def test_the_first_screen_has_the_answer_one_figure_and_what_would_settle_it() -
     assert "What would settle it." not in render_report(analyse(results({"a": 0.8, "b": 0.6})), facts())
 
 
-def test_a_study_file_can_ask_for_other_seeds_than_its_space(tmp_path: Path) -> None:
-    """The edit that advice proposes, whatever the space."""
-    assert find_space("quickstart", seeds=[0, 1, 2, 3]).seeds == (0, 1, 2, 3)
-    assert find_space("quickstart", ["pydocs-kind"], seeds=[5]).seeds == (5,)
-    file = tmp_path / "own.yaml"
-    text = re.sub(r"(?m)^seeds:.*$", "", (EXAMPLES / "quickstart.yaml").read_text())
-    file.write_text(text + "seeds: {head: [0], order: [0, 1], dropout: [0]}\n")
-    assert [str(seed) for seed in load_study(file).find_space().seeds] == ["0", "h0-o1-d0"]
-    file.write_text(re.sub(r"(?m)^space:.*$", "", text) + "seeds: [0]\n")
-    with pytest.raises(UserError, match="seeds: it changes a search space, and none is given"):
-        load_study(file)
+def test_a_rate_is_named_with_its_setting_and_not_said_to_be_chosen_without_it() -> None:
+    """With eight equal settings, "other seeds would choose it in 5 % of cases" was said of the rate alone, and no setting was named."""
+    plain = results({"a": 0.8}, tasks=KINDS[:1], noise=0.01)
+    draws = np.random.default_rng(0)
+    made = [
+        each
+        | {"setting": point, "key": f"{each['key']}{point}"}
+        | {
+            "scores": {
+                split: {name: float(draws.normal(0.8, 0.01)) for name in own} for split, own in each["scores"].items()
+            }
+        }
+        for each in plain
+        for point in ("epochs=1", "epochs=2")
+    ]
+    grid = replace(observed_grid(analyse(plain).cells), settings={KINDS[0]: ("epochs=1", "epochs=2")})
+    words = (
+        r"for a, \S+ with epochs=[12] on pydocs-kind \(other seeds would choose this setting and rate in \d+ % of cases"
+    )
+    assert re.fullmatch(
+        rf"{words}: at this setting, all 4 rates, .* are not clearly different from the best\)\.",
+        advised(made, grid=grid).rates[0],
+    )
+    (found,) = advised(made, grid=grid, rule="per_seed").rates
+    assert " with epochs=" in found and "(other seeds would choose this setting and rate in " in found
+
+
+def test_that_another_model_lost_runs_at_a_rate_makes_no_choice_unsure() -> None:
+    """The best rate by five points was said to be unsure "on validation scores", because another model had lost runs there."""
+    draws = np.random.default_rng(0)
+    made = [
+        cell(model, KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
+        for model in ("a", "b")
+        for place, rate in enumerate((1e-4, 3e-4, 1e-3))
+        for seed in range(3)
+    ]
+    for each in made:
+        if (each["model"], each["learning_rate"]) == ("b", 1e-3) and each["seed"] < 2:
+            each |= {"status": "diverged", "scores": None, "diverged_step": 1}
+    (found,) = advise(analyse(made)).rates
+    assert found == (
+        "for a, 1e-3 on pydocs-kind (other seeds would choose it in 100 % of cases; test scores show it to be better than all others)."
+    )
+
+
+def test_rates_of_every_pretraining_run_are_named_where_they_differ() -> None:
+    """The published study-small-1k named those of the first run alone, as if they were the model's."""
+    made = results({"a": 0.8, "a-r2": 0.8, "b": 0.6}, tasks=KINDS[:2], noise=0.001)
+    higher = {1e-4: 3e-4, 3e-4: 1e-3, 1e-3: 3e-3, 3e-3: 1e-4}
+    for each in made:
+        if each["model"] == "a-r2" and each["task"] == KINDS[0]:
+            each["learning_rate"] = higher[each["learning_rate"]]
+    found = analyse(made, replicate_of={"a-r2": "a"})
+    rates = {(row["model"], row["task"]): row["learning_rates"] for row in records(found.best)}
+    own, other = rates["a", KINDS[0]], rates["a-r2", KINDS[0]]
+    assert own != other and rates["a", KINDS[1]] == rates["a-r2", KINDS[1]]
+    assert advise(found).rates == (
+        f"for a, {rates['a', KINDS[1]]} on {KINDS[1]} in each pretraining run.",
+        f"{own} for a and {other} for a-r2 on {KINDS[0]}.",
+    )
+
+
+def test_a_rate_that_is_surely_chosen_is_not_called_better_where_test_scores_do_not_show_it() -> None:
+    """It was ">99 % of cases" beside "100 % of the rates are not clearly different from the best"."""
+    draws, rates = np.random.default_rng(1), (1e-4, 3e-4, 1e-3)
+
+    def said(validation: float, test: float) -> str:
+        made = [
+            cell(
+                "a",
+                KINDS[0],
+                rate,
+                seed,
+                *(0.6 + (rate == 1e-3) * up + 0.02 * draws.normal() for up in (validation, test)),
+            )
+            for rate in rates
+            for seed in range(4)
+        ]
+        (found,) = advise(analyse(made)).rates
+        return found.removeprefix("for a, 1e-3 on pydocs-kind ")
+
+    assert said(0.3, 0.0) == (
+        "(other seeds would choose it in 100 % of cases, yet it is not shown to be better: on test scores, all 3 rates, from 1e-4 to "
+        "1e-3, are not clearly different from the best)."
+    )
+    assert (
+        said(0.3, 0.3)
+        == "(other seeds would choose it in 100 % of cases; test scores show it to be better than all others)."
+    )
+    assert re.fullmatch(
+        r"for a, 1e-4 on pydocs-kind \(other seeds would choose it in \d\d % of cases; test scores show 1e-3 to be better\)\.",
+        said(0.005, 0.3),
+    )
+    assert re.fullmatch(
+        r"\(other seeds would choose it in \d\d % of cases on validation scores, although test scores show it to be better than all others\)\.",
+        said(0.006, 0.3),
+    )
+
+
+def test_of_a_grid_that_extended_itself_no_band_of_its_list_is_taken_for_one_of_all_rates() -> None:
+    """It said "2 of 5 rates, from 1e-3 to 1e-3, are not clearly different from the best" of a best rate that was added."""
+    draws = np.random.default_rng(0)
+    made = [
+        cell("a", KINDS[0], rate, seed, *(0.7 + 0.05 * place + 0.005 * draws.normal() for _ in range(2)))
+        for place, rate in enumerate((1e-4, 3e-4, 1e-3, 3e-3))
+        for seed in range(3)
+    ]
+    listed = replace(observed_grid(analyse(made[:9]).cells), added={("a", KINDS[0], ""): (3e-3,)})
+    found = advise(analyse(made, grid=listed)).rates
+    assert re.fullmatch(r"for a, 3e-3 on pydocs-kind \(other seeds would choose it in \d+ % of cases\)\.", *found)
+    (whole,) = advise(analyse(made)).rates
+    assert "test scores show it to be better than all others" in whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +10,18 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from analysis_study import TASKS, cell, synthetic_results
+from analysis_study import TASKS, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import records
 from mlmclm.answers.named_facts import phase_facts
-from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse_name
 from mlmclm.reports.drawing import HUES, drawn
-from mlmclm.reports.figure_files import _legend, write_figure_files
-from mlmclm.reports.paper_tables import PaperCell, PaperTable, paper_tables
+from mlmclm.reports.figure_files import PaperCell, PaperTable, _legend, paper_tables, write_figure_files
 from mlmclm.reports.printed_charts import _colours
-from mlmclm.reports.scores_page import score_rows
 from mlmclm.reports.study_facts import ModelFacts
-from mlmclm.reports.view import report_input
+from mlmclm.reports.view import report_input, score_rows
 from mlmclm.results.chance import Chance
 
 
@@ -52,14 +48,6 @@ def test_each_group_is_an_svg_a_pdf_and_its_data_and_each_table_latex_and_csv(tm
     curves = pd.read_csv(tmp_path / "figures" / "rates.csv")
     merged = curves.merge(found.curves, on=["model", "task", "learning_rate"])
     assert len(merged) == len(found.curves) and (abs(merged["test_mean_x"] - merged["test_mean_y"]) < 1e-15).all()
-
-
-@pytest.mark.slow
-def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
-    made = synthetic_results(MODELS, tasks=("pydocs-kind",))
-    here = write_figure_files(analyse(made), facts(), tmp_path / "here")
-    there = write_figure_files(analyse(made[::-1]), facts(), tmp_path / "there")
-    assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
 
 
 def test_colours_on_paper_are_those_of_the_light_page() -> None:
@@ -124,17 +112,6 @@ def test_on_paper_the_models_of_a_pale_look_share_an_entry_of_the_legend() -> No
     assert [name for name, _ in legend][7:] == ["other models"]
 
 
-def test_a_table_s_csv_has_the_numbers_of_its_latex() -> None:
-    given = report_input(study(), facts())
-    for table in paper_tables(given):
-        frame = pd.read_csv(io.StringIO(table.frame().to_csv(index=False)), keep_default_na=True)
-        assert list(frame["model"]) == [model for model, _ in table.rows]
-        for title, _ in table.columns:
-            for value, (_, cells) in zip(frame[title], table.rows, strict=True):
-                own = cells[[name for name, _ in table.columns].index(title)]
-                assert value == pytest.approx(own.value, nan_ok=True)
-
-
 def test_tables_say_which_number_they_hold_and_have_plain_means_and_chance() -> None:
     chances = {task: Chance(0.25 + 0.05 * number, "any") for number, task in enumerate(TASKS)}
     found = analyse(synthetic_results(MODELS, noise=0.02), "2m-untrained", chances=chances)
@@ -180,14 +157,3 @@ def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
     # A deviation that is not told from 0 is no more than 2.85, and not 1.43.
     assert PaperCell(0.0, 0.0, 2.853).latex() == r"0.00$_{[0.00,\,2.85]}$"
     assert PaperCell(0.0, float("nan"), float("nan")).latex() == "0.00"
-
-
-def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "taken").write_text("a file")
-    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts()
-    with pytest.raises(EnvironmentFault, match="cannot write"):
-        write_figure_files(*found, Path("/proc/nothing"))
-    with pytest.raises(UserError, match="taken is a file; name a folder"):
-        write_figure_files(*found, tmp_path / "taken")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from analysis_study import TASKS, synthetic_results
 from report_study import facts
@@ -17,7 +19,7 @@ from mlmclm.plans.names import parse_name
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, draw_all, drawn, styles
-from mlmclm.reports.figures.converted_models import native_of
+from mlmclm.reports.figures.choices import crossing, native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
 
@@ -67,13 +69,11 @@ def marks(figure: Figure, kind: type) -> list[Any]:
     return [mark for each in figure.chart.drawn for mark in each.marks if isinstance(mark, kind)]
 
 
-def test_each_file_of_the_folder_is_one_group_that_registers_itself() -> None:
+def test_each_file_of_the_folder_has_groups_that_register_themselves() -> None:
     folder = Path(mlmclm.__file__).parent / "reports" / "figures"
     modules = {f"mlmclm.reports.figures.{path.stem}" for path in folder.glob("[a-z]*.py")}
     built_in = FIGURES.built_in()
-    assert {group.__module__ for group in built_in} == modules and len(built_in) == len(modules)
-    for group in built_in:
-        assert group.name not in (path.read_text() for path in (folder.parent).glob("view.py"))
+    assert {group.__module__ for group in built_in} == modules and len(built_in) == 18
 
 
 def test_a_model_s_phases_are_those_that_it_was_trained_in() -> None:
@@ -94,7 +94,7 @@ def test_a_model_s_phases_are_those_that_it_was_trained_in() -> None:
 
 
 def test_score_against_mask_ratio_joins_models_that_differ_in_it_alone() -> None:
-    names = (
+    names = [
         "2m-mlm20-600",
         "2m-mlm40-600",
         "2m-mlm40-900",
@@ -102,7 +102,7 @@ def test_score_against_mask_ratio_joins_models_that_differ_in_it_alone() -> None
         "2m-mlm50-400",
         "2m-clm-150-mlm40-600",
         "2m-clm-600",
-    )
+    ]
     found = series(study(*names), "mask-ratios")
     assert found == {
         "4.92 M tokens": [(20, "2m-mlm20-600"), (40, "2m-mlm40-600")],
@@ -112,7 +112,7 @@ def test_score_against_mask_ratio_joins_models_that_differ_in_it_alone() -> None
 
 
 def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
-    names = (
+    names = [
         "2m-mlm40-600",
         "2m-mlm40-300",
         "2m-clm-600",
@@ -120,7 +120,7 @@ def test_score_against_tokens_joins_budgets_of_one_plan() -> None:
         "2m-clm-75-mlm40-300",
         "2m-clm-150-mlm40-600",
         "2m-clm-150-mlm40-900",
-    )
+    ]
     found = series(study(*names), "budgets")
     assert found == {
         "MLM40": [(8192 * 300, "2m-mlm40-300"), (8192 * 600, "2m-mlm40-600")],
@@ -145,7 +145,7 @@ def test_checkpoints_of_a_run_are_a_line_that_ends_in_the_finished_model() -> No
 
 
 def test_score_against_the_share_of_clm_goes_from_one_objective_to_the_other_at_each_budget() -> None:
-    names = (
+    names = [
         "2m-mlm40-600",
         "2m-clm-150-mlm40-600",
         "2m-clm-300-mlm40-600",
@@ -153,7 +153,7 @@ def test_score_against_the_share_of_clm_goes_from_one_objective_to_the_other_at_
         "2m-clm-900",
         "2m-mlm40-900",
         "2m-mlm40-300-clm-600",
-    )
+    ]
     found = series(study(*names), "clm-shares")
     (points,) = found.values()
     assert points == [
@@ -368,7 +368,7 @@ def test_what_is_not_known_of_given_models_is_not_drawn() -> None:
 
 
 def test_all_figures_have_data_and_names_of_their_own() -> None:
-    names = (
+    names = [
         "2m-mlm20-600",
         "2m-mlm40-600",
         "2m-clm-600",
@@ -377,7 +377,7 @@ def test_all_figures_have_data_and_names_of_their_own() -> None:
         "2m-clm-dec600-mlm40-700",
         "7m-mlm40-600",
         "7m-clm-600",
-    )
+    ]
     found = drawn(study(*names))
     figures = [figure for group in found.values() for figure in group]
     assert {"families", "mask-ratios", "budgets", "clm-shares", "continued", "converted", "sizes"} <= set(found)
@@ -431,3 +431,21 @@ def test_the_budget_at_which_clm_and_mlm_cross_is_said() -> None:
     mean, *_ = FIGURES["budgets"]().draw(report_input(analyse(synthetic_results(levels, noise=1e-4)), about))
     # Half way between 2.46 M and 9.83 M tokens on a logarithmic scale.
     assert mean.subtitle.startswith("2m: CLM and MLM40 cross at 4.9") and mean.subtitle.endswith("] tokens.")
+
+
+def test_the_crossing_of_two_curves_is_where_their_difference_is_0_and_its_interval_where_that_holds_0() -> None:
+    rows = [(1e6, 0.04, 0.02, 0.06), (2e6, 0.03, 0.01, 0.05), (4e6, -0.01, -0.03, 0.01), (8e6, -0.05, -0.07, -0.03)]
+    grid = np.geomspace(1e6, 8e6, 200_001)
+    value, low, high = (
+        np.interp(np.log(grid), np.log([row[0] for row in rows]), [row[k] for row in rows]) for k in (1, 2, 3)
+    )
+    within = grid[(low <= 0) & (high >= 0)]
+    for sign in (1, -1):  # whichever model is the first
+        turned = [(x, sign * d, *sorted((sign * a, sign * b))) for x, d, a, b in rows]
+        found = crossing(turned)
+        assert found is not None
+        assert found.value == pytest.approx(grid[np.abs(value).argmin()], rel=1e-4)
+        assert (found.low, found.high) == pytest.approx((within[0], within[-1]), rel=1e-4)
+    assert str(crossing([(1e6, 0.01, -0.02, 0.04), (4e6, -0.01, -0.04, 0.02)])) == "2.00 M [below all, beyond all]"
+    assert crossing(rows[:2]) is None and crossing([(1e6, math.nan, math.nan, math.nan), *rows[:2]]) is None
+    assert crossing([*rows, (16e6, 0.02, 0.01, 0.03)]) is None, "it crosses twice"

@@ -127,12 +127,6 @@ def test_an_encoder_and_its_decoder_have_a_card_each_which_names_the_other() -> 
     assert nothing is None and "has the same weights" not in masked
 
 
-def test_the_code_to_load_it_is_python_and_names_the_classes() -> None:
-    masked = code(model_card(FACTS))
-    assert "AutoModelForMaskedLM" in masked and "AutoModelForCausalLM" not in masked
-    assert "AutoModel.from_pretrained(name)" in code(model_card(FACTS | {"causal": True}))
-
-
 def test_the_card_says_what_the_model_cost_and_what_it_learnt() -> None:
     card = model_card(FACTS)
     for line in (

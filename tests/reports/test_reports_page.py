@@ -1,4 +1,4 @@
-"""The words and tables of the HTML page."""
+"""The words, tables and figures of the HTML page."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from dataclasses import replace
 
 import pytest
 from analysis_study import TASKS, cell, synthetic_results
-from report_page import MANY, Page, charts, labels, numbers, read, study
+from report_page import MANY, Page, charts, labels, numbers, of_model, read, study, usual
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.results import Grid
 from mlmclm.answers.named_facts import phase_facts
 from mlmclm.plans.names import parse_name
+from mlmclm.reports.figures.losses import thinned
 from mlmclm.reports.study_facts import ModelFacts, TaskFacts
 from mlmclm.reports.trends import plain_names
+from mlmclm.results.chance import Chance
 
 
 def test_the_page_is_well_formed_and_names_every_id_once() -> None:
-    _, page = read(study())
+    _, page = usual()
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("h1") == 1
 
 
 def test_the_page_asks_the_network_for_nothing() -> None:
-    source, page = read(study())
+    source, page = usual()
     assert page.addresses and all(address.startswith("#") for address in page.addresses)
     assert {address[1:] for address in page.addresses} <= set(page.ids)
     assert "http" not in source.replace('http-equiv="Content-Security-Policy"', "")
@@ -34,7 +36,7 @@ def test_the_page_asks_the_network_for_nothing() -> None:
 
 
 def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> None:
-    _, mean = read(study())
+    _, mean = usual()
     assert "by the mean over seeds; the score is the mean test score over seeds at that rate" in mean.text
     assert "Seeds that were not run are not lost" in mean.text
     grid = [cell("a", "pydocs-kind", rate, seed, 0.7 + 0.1 * (seed == best), 0.5 + 0.01 * seed)
@@ -54,7 +56,7 @@ def test_the_page_says_how_rates_were_chosen_and_how_many_seeds_chose_each() -> 
 
 @pytest.mark.slow
 def test_the_page_of_a_few_models_is_small_and_that_of_a_large_study_loads() -> None:
-    assert len(read(study())[0].encode()) < 250_000
+    assert len(usual()[0].encode()) < 250_000
     tasks = tuple(f"task-{number}" for number in range(12))
     found = analyse(synthetic_results(MANY, tasks=tasks, rates=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), seeds=5))
     assert len(found.cells) == 15_120
@@ -81,7 +83,7 @@ def test_models_come_in_one_order_from_the_best_on() -> None:
 
 
 def test_tasks_have_short_names_with_their_sentences_beneath() -> None:
-    source, _ = read(study())
+    source, _ = usual()
     assert "<figcaption>pydocs-qa<small>What does parameter x do?</small></figcaption>" in source
     assert '<th title="What does parameter x do?">pydocs-qa<small>' in source
 
@@ -119,7 +121,7 @@ def test_correlations_below_zero_are_compared_and_shown_as_any_score() -> None:
 
 
 def test_the_page_says_which_model_is_best_and_that_pretraining_helps() -> None:
-    source, page = read(study())
+    source, page = usual()
     assert '<span class="mark yes" aria-hidden="true">✓</span>' in source
     assert "Best on the mean over 4 tasks: 2m-clm-150-mlm40-600" in page.text
     assert "All 3 models beat the baseline by more than the interval" in page.text
@@ -143,7 +145,7 @@ def test_the_first_sentence_has_plain_words_for_models_and_their_names_stand_bel
         "2m-mlm40-600": "MLM",
         "2m-untrained": "untrained",
     }
-    assert labels(charts(source)["overall"]) == [words[name] for name in labels(charts(read(study())[0])["overall"])]
+    assert labels(charts(source)["overall"]) == [words[name] for name in labels(charts(usual()[0])["overall"])]
     assert all(f"{words[name]}: {name}" in re.sub(r" ,", "", page.text) for name in MODELS)
     again = "2m-clm-150-mlm40-600-r2"  # a replicate, which is in no verdict, leaves the model its words
     both = analyse(
@@ -194,14 +196,8 @@ def test_missing_diverged_and_edge_are_said_at_the_top() -> None:
     assert "The best learning rate is the highest one tried for" in page.text
 
 
-def test_warnings_call_tasks_what_the_tables_call_them() -> None:
-    _, page = read(analyse(synthetic_results(MODELS, rates=(1e-4, 3e-4, 1e-3), tasks=("pydocs-kind",)), "2m-untrained"))
-    (edge,) = re.findall(r"The best learning rate is the highest one tried for .*? may understate", page.text)
-    assert "on pydocs-kind (" in edge and "Kind of definition" not in edge
-
-
 def test_the_page_ends_with_where_its_numbers_come_from() -> None:
-    source, page = read(study())
+    source, page = usual()
     footer = source.partition('<dl id="provenance">')[2].partition("</dl>")[0]
     assert "2026-01-02 03:04 to 2026-01-03 04:05 UTC" in footer and "0123abcd" in footer
     assert page.ids.count("provenance") == 1
@@ -265,6 +261,94 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
 
 def test_no_object_prints_itself_into_the_page() -> None:
-    source, _ = read(study())
+    source, _ = usual()
     assert " object at 0x" not in source and "built-in method" not in source
     assert not re.search(r"\bnan\b|\bNone\b|\bNaN\b", Page(source).text)
+
+
+def test_a_long_curve_keeps_its_ends_and_extremes() -> None:
+    curve = [(step, 5 + (step * 7919 % 1000) / 1000) for step in range(10_000)] + [(10_000, 99.0), (10_001, 0.1)]
+    drawn = thinned(curve)
+    assert len(drawn) <= 402 and drawn == sorted(drawn) and set(drawn) <= set(curve)
+    assert drawn[0] == curve[0] and {(10_000, 99.0), (10_001, 0.1)} <= set(drawn)
+    assert thinned(curve[:300]) == curve[:300]
+
+
+def test_every_figure_has_a_place_a_description_and_words_for_its_points() -> None:
+    found = charts(usual()[0])
+    # Four tasks: four figures each, gains with the mean, the mean itself, ranks, heat map, two losses.
+    assert len(found) == 4 * 4 + 5 + 1 + 2 + 2
+    for chart in found.values():
+        assert chart.get("role") == "img" and chart.get("aria-label") and chart.get("tabindex") == "0"
+        told = [each for each in chart.iter() if each.tag in ("circle", "rect") and each.get("class") != "ring"]
+        assert told and all(any(name in (each.findtext("title") or "") for name in MODELS) for each in told)
+
+
+def test_figures_are_as_wide_as_the_page_on_any_screen_and_paper() -> None:
+    for chart in charts(usual()[0]).values():
+        assert chart.get("width") == "100%"
+        for each in chart.iter():
+            across = {each.get(name) for name in ("cx", "x1", "x2", "width")} - {None, "0"}
+            assert all(place.endswith("%") and 0 <= float(place[:-1]) <= 100 for place in across if place), each.attrib
+        for inner in chart.iter("svg"):
+            if inner.get("viewBox"):  # stretched to the width of the chart
+                assert inner.get("preserveAspectRatio") == "none"
+                for path in inner.iter("path"):
+                    points = re.findall(r"([-\d.]+) ([-\d.]+)", path.attrib["d"])
+                    assert all(0 <= float(x) <= 1000 for x, _ in points)
+
+
+def test_a_model_has_one_look_in_every_figure_and_table() -> None:
+    source, _ = usual()
+    looks: dict[str | None, set[str | None]] = {}
+    for chart in charts(source).values():
+        for group in chart.iter("g"):
+            if group.get("data-m"):
+                looks.setdefault(group.get("data-m"), set()).add(group.get("class"))
+    legend = numbers(source)
+    assert set(looks) == set(legend.values()) and set(legend) == set(MODELS)
+    assert all(len(own) == 1 for own in looks.values())
+    assert len({look for own in looks.values() for look in own}) == len(MODELS)
+    for name, number in legend.items():
+        assert f'<span class="dot {looks[number].copy().pop()}"></span>{name}' in source
+
+
+def test_the_chance_level_is_drawn_where_it_is_near_and_said_where_it_is_far() -> None:
+    chances = {"pydocs-kind": Chance(0.5, "majority"), "pydocs-qa": Chance(0.01, "empty answers")}
+    found = charts(read(analyse(synthetic_results(MODELS), "2m-untrained", chances=chances))[0])
+    for name, lines, words in (("rates-0", 1, "chance 50.00"), ("rates-1", 0, ""), ("rates-2", 0, "↓ chance 1.00")):
+        levels = [each for each in found[name].iter() if (each.get("class") or "").startswith("level")]
+        assert [each.tag for each in levels] == ["line"] * lines + ["text"] * bool(words)
+        assert "".join("".join(each.itertext()) for each in levels) == words
+
+
+def test_every_colour_has_another_on_a_dark_page() -> None:
+    source, _ = usual()
+    light, dark = source.partition("<style>")[2].split("@media screen and (prefers-color-scheme:dark)")[:2]
+    for name in re.findall(r"\.(c[0-9]|c-base)\{--c:", light):
+        before, after = (re.search(rf"\.{name}\{{--c:(#\w+)", style) for style in (light, dark))
+        assert before and after and before[1] != after[1]
+
+
+def test_no_line_joins_the_losses_of_two_objectives() -> None:
+    source, _ = usual()
+    model = next(model for model in facts().models if model.switches)
+    number = numbers(source)[model.name]
+    for figure, points in (("loss-curve", model.curve), ("loss-validation-curve", model.validation_curve)):
+        (line,) = [each for each in of_model(charts(source)[figure], number) if each.get("class") == "line"]
+        before, after = line.attrib["d"].removeprefix("M").split("M")
+        assert before.count("L") + 1 == sum(step <= model.switches[0] for step, _ in points)
+        assert after.count("L") + 1 == sum(step > model.switches[0] for step, _ in points)
+
+
+def test_of_many_models_the_best_have_colours_and_the_others_share_a_grey() -> None:
+    source, page = read(analyse(synthetic_results(MANY, tasks=("pydocs-kind",), seeds=2, noise=1e-4)), facts())
+    chart, legend = charts(source)["deviation-0"], numbers(source)
+    looks = {group.get("data-m"): group.attrib["class"] for group in chart.iter("g") if group.get("data-m")}
+    ranked = sorted(MANY, key=lambda name: (-MANY[name], name))
+    assert [looks[legend[name]] for name in list(legend)[:7]] == [f"c{number}" for number in range(7)]
+    assert {looks[legend[name]] for name in list(legend)[7:]} == {"c-base quiet"}
+    assert {MANY[name] for name in list(legend)[:3]} == {MANY[name] for name in ranked[:3]}
+    assert list(looks.values())[-1] != "c-base quiet", "colours are drawn over the grey"
+    assert labels(charts(source)["overall"]) == list(legend)
+    assert "model-task pairs" in page.text or "highest one tried" not in page.text

@@ -7,13 +7,13 @@ from collections import Counter
 from dataclasses import replace
 
 from analysis_study import TASKS, synthetic_results
-from report_page import read, study
+from report_page import read, study, usual
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import analyse
-from mlmclm.reports.scores_page import task_verdicts
 from mlmclm.reports.study_facts import RecordedRuns
 from mlmclm.reports.text import estimate
+from mlmclm.reports.wording import task_verdicts
 from mlmclm.results.chance import Chance
 
 
@@ -26,7 +26,7 @@ def test_the_page_says_how_much_variance_each_source_adds_by_stream_where_the_gr
     assert all(f" {each} " in page.text for each in words)
     row = found.components.query("model_family == '2m-clm-600' and task == 'pydocs-qa' and source == 'head'").iloc[0]
     assert estimate(row["sd"], row["sd_low"], row["sd_high"]) in page.text
-    _, page = read(study())
+    _, page = usual()
     assert " fine-tuning seed " in page.text and " streams together " not in page.text
 
 

@@ -239,27 +239,17 @@ def test_a_result_whose_examples_are_missing_stays_and_says_what_to_do(kept: Any
     assert not results_store.examples_path(found.result["key"]).exists()
 
 
-@pytest.mark.parametrize("damage", ["cut short", "empty", "a bit", "no Parquet", "another table"])
+@pytest.mark.parametrize("damage", ["cut short", "no Parquet", "another table"])
 def test_a_damaged_file_is_named_with_what_to_do(kept: Any, tmp_path: Path, damage: str) -> None:
     found, other = kept("sst2"), kept("conll2003")
     results_store = ResultsStore(tmp_path)
     whole = found.results_store.examples_path(found.result["key"]).read_bytes()
     plain = tmp_path / "plain.parquet"
     pd.DataFrame({"correct": [True]}).to_parquet(plain)
-    middle = pq.ParquetFile(found.results_store.examples_path(found.result["key"])).metadata.row_group(0).column(1)
-    flipped = bytearray(whole)
-    flipped[middle.data_page_offset + middle.total_compressed_size // 2] ^= 1
     path = results_store.examples_path(found.result["key"])
     path.parent.mkdir(parents=True)
-    path.write_bytes(
-        {
-            "cut short": whole[:-20],
-            "empty": b"",
-            "a bit": bytes(flipped),
-            "no Parquet": b"\xff\x00" * 100,
-            "another table": plain.read_bytes(),
-        }[damage]
-    )
+    damaged = {"cut short": whole[:-20], "no Parquet": b"\xff\x00" * 100, "another table": plain.read_bytes()}
+    path.write_bytes(damaged[damage])
     with pytest.raises(UserError, match="damaged file of examples") as caught:
         results_store.examples(found.result)
     assert str(results_store.examples_path(found.result["key"])) in str(caught.value)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ import scipy.stats
 import statsmodels.api as sm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "readers"))
-import mlmclm
 from mlmclm.answers.comparison_of_scores import compare
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
@@ -334,29 +332,6 @@ def test_no_verdict_rests_on_a_score_that_is_not_above_a_stated_chance_level(
     assert "cells have chance levels in the store" in capsys.readouterr().err
 
 
-def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_a_comparison(tmp_path: Path) -> None:
-    file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
-    program = (
-        "import sys\n"
-        "from mlmclm.cli.main import main\n"
-        "try:\n"
-        f"    main(['compare', 'a', 'b', '--scores', {str(file)!r}])\n"
-        "except SystemExit as ended:\n"
-        "    assert not ended.code, ended.code\n"
-        "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "one seed; what other seeds would give is not known" in done.stdout
-
-
-def test_python_has_the_same_comparison(tmp_path: Path) -> None:
-    file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
-    found: Any = mlmclm.compare("a", "b", [file])
-    assert found.rows == compare("a", "b", [str(file)]).rows
-
-
 def test_many_tasks_are_corrected_for_and_one_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chance = np.random.default_rng(0)
     rows = [
@@ -379,3 +354,26 @@ def test_many_tasks_are_corrected_for_and_one_is_not(tmp_path: Path, capsys: pyt
     assert "p after Holm is corrected over the 20 tasks." in printed
     (row,) = compare("a", "b", [file], tasks=["t3"]).rows
     assert row["p_holm"] == row["p"] and row["tests"] == 1
+
+
+def test_neither_torch_nor_ray_nor_mlflow_is_imported_for_a_comparison_or_an_import(tmp_path: Path) -> None:
+    file = write_table(tmp_path / "s.csv", {("a", None): [1.0, 0.0, 1.0], ("b", None): [0.0, 0.5, 1.0]})
+    for model in "ab":
+        for seed in range(2):
+            write_run(tmp_path, model, "sst2", f"lr1e-04_sd{seed}", 0.75, [1, 0, 1, 1])
+    words = [["compare", "a", "b", "--scores", str(file)]]
+    words += [["import", "encodeval", str(tmp_path / "results"), "--to", str(tmp_path / "out")]]
+    program = f"""
+import sys
+from mlmclm.cli.main import main
+for words in {words!r}:
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+heavy = {{'torch', 'ray', 'mlflow', 'transformers', 'deepspeed', 'datasets'}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "one seed; what other seeds would give is not known" in done.stdout

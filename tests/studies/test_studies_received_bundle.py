@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import itertools
 import json
 import os
 import random
@@ -118,11 +117,6 @@ def link_beside(folder: Path) -> None:
     (folder / "folder-one").symlink_to(folder.parent)
 
 
-def added_task(folder: Path) -> None:
-    text("tasks/own.yaml", "name: own\n")(folder)
-    (folder / "tasks" / "more.yaml").write_text("name: more\n")
-
-
 def tasks_beside(folder: Path) -> None:
     (folder / "tasks").mkdir()
     (folder / "tasks" / "own.yaml").write_text("name: own\n")
@@ -215,19 +209,12 @@ def mixed_examples(folder: Path) -> None:
 
 ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(9))
 HOSTILE: dict[str, tuple[Edit, str]] = {
-    "a name that climbs": (named("../bundle-of-mine"), "does not belong"),
     "a name that climbs from a folder": (named("tasks/../../mine.yaml"), "does not belong"),
     "an absolute name": (named("/tmp/mine.yaml"), "does not belong"),
-    "a name of the home folder": (named("~/mine.yaml"), "does not belong"),
-    "a name with a backslash": (named("tasks\\mine.yaml"), "does not belong"),
     "a name with a line break": (named("tasks/mi\nne.yaml"), "does not belong"),
-    "a name that writes backwards": (named("tasks/mi\u202ene.yaml"), "does not belong"),
     "a hidden name": (named("tasks/.mine.yaml"), "does not belong"),
-    "a deep name": (named("tasks/a/b.yaml"), "does not belong"),
     "a name of no kind": (named("more.sh"), "does not belong"),
-    "checksums of checksums": (named("checksums.json"), "does not belong"),
     "checksums that are a list": (lambda f: (f / "checksums.json").write_text("[]"), "expected the bytes and sha256"),
-    "checksums without sizes": (lambda f: (f / "checksums.json").write_text('{"study.yaml": {}}'), "expected the bytes"),
     "sizes of any number": (
         lambda f: (f / "checksums.json").write_text('{"study.yaml": {"bytes": NaN, "sha256": ""}}'),
         "not JSON as it is expected",
@@ -239,7 +226,6 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a file that links out": (linked("results.csv", lambda f: f.parent / "mine.csv"), "leads out of the folder"),
     "a folder that links out": (link_beside, "leads out of the folder"),
     "a pipe": (pipe, "not a regular file"),
-    "a task that was added": (added_task, "it has been added"),
     "tasks that were added": (tasks_beside, "it has been added"),
     "settings of any depth": (in_first_row(lambda row: row["protocol"].update(more=nested(900))), "(nested too deeply)"),
     "a file that is missing": (lambda f: (f / "results.csv").unlink(), "missing, or not a regular file"),
@@ -247,11 +233,8 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "shards at a place": (in_study(corpus__shards="mine"), "shards is about the machine"),
     "a cache": (in_study(corpora__a__cache="mine"), "cache is about the machine"),
     "a corpus elsewhere": (in_study(corpus__source="/home/mine"), "an absolute path"),
-    "a corpus that climbs": (in_study(corpus__source="texts/../../mine"), "one with '..'"),
     "a corpus at an address": (in_study(corpus__source="s3://bucket/mine"), "an address"),
-    "a model elsewhere": (in_study(models={"one": "/home/mine", "two": "folder-two"}), "an absolute path"),
     "a model that climbs": (in_study(models=["one=../mine", "two"]), "one with '..'"),
-    "a model of the home folder": (in_study(models=["one=~mine", "two"]), "an absolute path"),
     "a search space elsewhere": (in_study(space="mine/space.yaml"), "not one of the record's"),
     "a protocol elsewhere": (in_study(space__protocol={"base": "mine/own.yaml"}), "not one of the record's"),
     "claims elsewhere": (in_study(claims=["mine.yaml"]), "not one of the record's"),
@@ -274,27 +257,21 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "models that the study lacks": (in_study(models=["one", "three"]), "two of bundle.json are not among them"),
     "an unknown key": (in_study(plugins=["mine"]), "unknown key of a record's study"),
     "aliases of aliases": (text("study.yaml", ALIASES), "stands for more than"),
-    "aliases in a task": (text("tasks/own.yaml", ALIASES), "stands for more than"),
     "a very long file": (text("claims/own.yaml", "# x\n" * 400_000), "at most"),
     "a tag of Python's": (text("study.yaml", "name: !!python/name:os.getcwd\n"), "not valid YAML"),
     "a study that is a list": (text("study.yaml", "- one\n"), "expected a mapping"),
     "a score as text": (test_score("0.9"), "scores.test.accuracy: Input should be a valid number"),
     "a score that is true": (test_score(True), "Input should be a valid number"),
-    "a score without a value": (test_score(None), "Input should be a valid number"),
     "a score of many points": (test_score(7.5), "less than or equal to 1"),
     "a score of any size": (test_score(1e300), "at most 1e+30"),
     "a score that is no number": (test_score(float("nan")), "numbers are finite"),
     "an accuracy below 0": (test_score(-0.5), "allowed: 0 to 1"),
-    "a list of scores": (test_score([0.9]), "Input should be a valid number"),
     "scores of a diverged cell": (in_first_row(lambda row: row.update(status="diverged")), "a diverged cell alone has none"),
-    "a cell without scores": (in_first_row(lambda row: row.update(scores=None)), "a diverged cell alone has none"),
     "an unknown status": (in_first_row(lambda row: row.update(status="fine")), "'ok' or 'diverged'"),
     "a metric that was not computed": (in_first_row(lambda row: row.update(metric="bleu")), "has no bleu"),
-    "a learning rate as text": (in_first_row(lambda row: row.update(learning_rate="0.001")), "learning_rate"),
     "a learning rate of 0": (in_first_row(lambda row: row.update(learning_rate=0)), "learning_rate"),
     "a seed that is true": (in_first_row(lambda row: row.update(seed=True)), "seed"),
     "a seed outside the grid": (in_first_row(lambda row: row.update(seed=9)), "its seed 9 is not in the grid"),
-    "seconds as text": (in_first_row(lambda row: row["cost"].update(seconds="2")), "cost.seconds"),
     "a rate so small that ratios overflow": (
         in_about(lambda about: about["grid"]["learning_rates"].append(1e-320)), "learning_rates.2: Input should be greater than",
     ),
@@ -306,7 +283,6 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "no time": (in_first_row(lambda row: row["cost"].update(finished="soon")), "cost.finished"),
     "a model's name that climbs": (in_first_row(lambda row: row.update(model="../one")), "model"),
     "other weights": (in_first_row(lambda row: row.update(weights="0" * 64)), "weights is 000"),
-    "other data": (in_first_row(lambda row: row.update(task_data="0" * 64)), "task_data is 000"),
     "a cell twice": (lambda f: edit_rows(f, lambda rows: rows[1].update(rows[0])), "the result itself says key"),
     "a grid of another type": (in_about(lambda about: about["grid"].update(models="one")), "bundle.json: grid.models"),
     "a grid without a model": (in_about(lambda about: about["grid"].update(models=["one"])), "are not the same"),
@@ -336,10 +312,6 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
         in_about(lambda about: about["facts"]["tasks"][0].update(metric="f1")),
         "metric is accuracy, and f1 in bundle.json",
     ),
-    "another family than the task's": (
-        in_about(lambda about: about["facts"]["tasks"][0].update(family="retrieval")),
-        "family is sequence-classification, and retrieval in bundle.json",
-    ),
     "cells that are no table": (text("cells.parquet", "PAR1"), "cells.parquet: not as mlmclm writes it (ArrowInvalid"),
     "a table that ends in a quote": (lambda f: text("results.csv", (f / "results.csv").read_text() + '"')(f), "contradict each other in 1 line"),
     "examples without gold": (
@@ -368,10 +340,6 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a path as bytes": (
         lambda f: ((f / "study.yaml").write_text((f / "study.yaml").read_text() + "claims: [!!binary L2Fycw==]\n"), seal(f)),
         "it has a bytes",
-    ),
-    "a path in a set": (
-        lambda f: ((f / "study.yaml").write_text((f / "study.yaml").read_text() + "claims: !!set {/a/claim.yaml}\n"), seal(f)),
-        "it has a set",
     ),
     "a space that names a file elsewhere": (
         lambda f: (
@@ -424,13 +392,11 @@ def test_a_file_beside_the_folder_that_is_written_is_never_replaced(
     assert (tmp_path / "mine.yaml").read_text() == "mine: 1\n" and not (tmp_path / "joined").exists()
 
 
-@pytest.mark.parametrize("what", [each for each in HOSTILE if "scores in" in each])
 def test_forged_scores_are_caught_by_every_command_before_anything_is_computed(
-    record: Path, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
+    record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = copied(record, tmp_path / "copy")
-    edit, said = HOSTILE[what]
-    edit(folder)
+    forged(folder, table=True)
     for words in (
         ["report", folder, "--to", tmp_path / "report"],
         ["bundle", "verify", folder, "--store", tmp_path / "store"],
@@ -439,7 +405,7 @@ def test_forged_scores_are_caught_by_every_command_before_anything_is_computed(
         ["advise", folder],
     ):
         code, error = call(words, capfd)
-        assert code == 2 and said in error, error
+        assert code == 2 and "the test examples and cells.parquet contradict each other in 3 cells" in error, error
     assert not (tmp_path / "report").exists() and not (tmp_path / "store").exists()
 
 
@@ -457,7 +423,7 @@ def test_an_honest_record_has_the_bytes_that_it_was_made_with(record: Path) -> N
     assert published(record).record.contents() == small_record().contents()
 
 
-@pytest.mark.parametrize("name", ["study-small-1k", "study-small", "ettin-small"])
+@pytest.mark.parametrize("name", ["study-small-1k", pytest.param("study-small", marks=pytest.mark.slow), "ettin-small"])
 def test_the_replications_of_this_project_are_read(name: str) -> None:
     folder = Path(__file__).parents[2] / "docs" / "replication" / name
     found = check_of(folder, 3, 0, Place(Path("nowhere"), None))
@@ -487,19 +453,8 @@ def test_cells_to_verify_are_others_each_time_unless_a_seed_is_given(
     record: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def chosen(*more: str) -> dict[str, Any]:
-        words = [
-            "bundle",
-            "verify",
-            record,
-            "--cells",
-            "4",
-            "--dry-run",
-            "--json",
-            "--store",
-            tmp_path / "store",
-            *more,
-        ]
-        _, printed = call(words, capfd)
+        options = ["--cells", "4", "--dry-run", "--json", "--store", tmp_path / "store", *more]
+        _, printed = call(["bundle", "verify", record, *options], capfd)
         return dict(json.loads(printed[printed.index("{") : printed.rindex("}") + 1]))
 
     found = [chosen() for _ in range(4)]
@@ -527,14 +482,6 @@ def test_the_share_of_wrong_cells_is_the_exact_bound_of_a_sample(total: int, che
         bad for bad in possible if stats.hypergeom.cdf(wrong, total, bad, checked) > 0.05 - 1e-9 or bad == wrong
     )
     assert most_wrong(total, checked, wrong) == expected
-
-
-def test_the_bound_covers_in_95_of_100_samples_of_every_number_of_wrong_cells() -> None:
-    total, checked = 8, 3
-    for bad in range(total + 1):
-        samples = list(itertools.combinations(range(total), checked))
-        held = sum(most_wrong(total, checked, sum(cell < bad for cell in sample)) >= bad for sample in samples)
-        assert held / len(samples) >= 0.95
 
 
 def test_every_key_of_a_study_is_allowed_in_a_record_or_about_a_machine() -> None:
@@ -663,19 +610,8 @@ def dumped(value: Any) -> str:
 
 def spoil(folder: Path, chance: random.Random) -> str:
     """Changes one thing in a record, and says in which file."""
-    name = chance.choice(
-        (
-            "study.yaml",
-            "bundle.json",
-            "states.json",
-            "cells",
-            "cells",
-            "examples",
-            "results.csv",
-            "checksums.json",
-            "bytes",
-        )
-    )
+    files = ("study.yaml", "bundle.json", "states.json", "cells", "cells", "examples", "results.csv", "checksums.json")
+    name = chance.choice((*files, "bytes"))
     path = folder / name
     if name == "cells":
         edit_rows(folder, lambda rows: rows.__setitem__(slice(None), mutated(rows, chance)[: len(rows)] or rows))
@@ -693,13 +629,7 @@ def spoil(folder: Path, chance: random.Random) -> str:
         elif how == "rows":
             table = table.slice(chance.randrange(len(rows)))
         else:
-            row[column] = (
-                chance.choice(("a" * 64, ""))
-                if column == "key"
-                else chance.choice((True, False))
-                if column == "correct"
-                else 99
-            )
+            row[column] = chance.choice({"key": ("a" * 64, ""), "correct": (True, False)}.get(column, (99,)))
             table = pa.Table.from_pylist(rows)
         pq.write_table(table, path)
         seal(folder)
@@ -749,7 +679,7 @@ def test_any_change_of_a_record_is_refused_or_changes_no_result(
     call(["report", record, "--to", tmp_path / "out"], capfd)  # imports what it needs
     monkeypatch.chdir(tmp_path)
     taken = 0
-    for number in range(20):
+    for number in range(20 if part else 8):
         chance = random.Random(100 * part + number)
         folder = copied(record, tmp_path / "copy")
         name = spoil(folder, chance)
