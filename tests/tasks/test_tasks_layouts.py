@@ -64,17 +64,6 @@ def test_squad_s_json_gives_the_questions_that_parquet_gives(tmp_path: Path, una
     assert len(data.test) == len(expected["validation"])
 
 
-def test_a_json_file_of_another_layout_stays_a_table(tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text('{"paragraphs": "a", "data": 1}\n{"paragraphs": "b", "data": 2}\n')
-    assert read_layout(tmp_path / "train.json", plain).column_names == ["paragraphs", "data"]
-
-
-def test_a_question_without_its_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}')
-    with pytest.raises(UserError, match=r"train\.json: question 1 or its .* SQuAD's layout: 'question' is missing"):
-        read_layout(tmp_path / "train.json", plain)
-
-
 def conll(rows: list[dict[str, Any]]) -> str:
     """Four columns, as in CoNLL-2003."""
     names = get_task("conll2003").label_names or ()
@@ -193,25 +182,6 @@ def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path)
             load_own()
 
 
-def test_tabs_and_spaces_at_the_end_of_a_line_do_not_count(tmp_path: Path) -> None:
-    """WNUT 17 has lines of one tab between sentences, and other files an empty column."""
-    (tmp_path / "train.conll").write_text("Anna\tB-PER\t\nleft\tO\t \n\t\nBob\tB-PER\n")
-    assert read_layout(tmp_path / "train.conll", plain)["tags"].to_pylist() == [["B-PER", "O"], ["B-PER"]]
-
-
-def test_a_word_that_is_a_number_sign_is_no_comment_and_columns_have_numbers(tmp_path: Path) -> None:
-    (tmp_path / "train.conll").write_text("# SYM O\n1 CD B-NUM\n\nthe DT O\n")
-    table = read_layout(tmp_path / "train.conll", plain)
-    assert table.column_names == ["tokens", "tags", "column_1", "column_2", "column_3"]
-    assert table["tokens"].to_pylist() == [["#", "1"], ["the"]] and table["column_2"].to_pylist()[0] == ["SYM", "CD"]
-
-
-def test_words_that_look_like_numbers_of_contractions_are_words(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("won VBD I-VP O\n2-1 CD I-NP O\nup RB O O\n14.2 CD I-NP O\n\n6-4 CD I-NP O\n")
-    table = read_layout(tmp_path / "train.txt", plain)
-    assert table["tokens"].to_pylist() == [["won", "2-1", "up", "14.2"], ["6-4"]]
-
-
 @pytest.mark.parametrize(
     "comment",
     [
@@ -270,13 +240,6 @@ def test_only_line_feeds_end_lines_and_only_spaces_and_tabs_divide_them(tmp_path
     assert read_layout(tmp_path / "judged.qrels", plain, judged=True)["corpus_id"].to_pylist() == [word]
 
 
-@pytest.mark.parametrize(("line", "fields"), [("c", "there is one field"), ("c NN O", "3 fields, where .* have 2")])
-def test_a_line_of_another_width_is_named(tmp_path: Path, line: str, fields: str) -> None:
-    (tmp_path / "train.conll").write_text(f"a O\nb O\n{line}\n")
-    with pytest.raises(UserError, match=rf"train\.conll, line 3: {fields}"):
-        read_layout(tmp_path / "train.conll", plain)
-
-
 @pytest.mark.parametrize("suffix", [".txt", ".qrels", ".tsv"])
 def test_trec_s_judgements_give_the_task_that_parquet_gives(tmp_path: Path, suffix: str) -> None:
     write_retrieval(tmp_path)
@@ -288,73 +251,6 @@ def test_trec_s_judgements_give_the_task_that_parquet_gives(tmp_path: Path, suff
         lambda rows: "".join(f"{row['query-id']} 0 {row['corpus-id']} {row['score']}\n" for row in rows),
     )
     assert load("reqa_squad", tmp_path).fingerprint == expected
-
-
-def test_a_line_that_is_no_judgement_is_named(tmp_path: Path) -> None:
-    (tmp_path / "qrels.txt").write_text("q1 0 d1 1\nq2 0 d2\n")
-    with pytest.raises(UserError, match=r"qrels\.txt, line 2: not a judgement in TREC's layout .*'q2 0 d2'"):
-        read_layout(tmp_path / "qrels.txt", plain, judged=True)
-
-
-@pytest.mark.parametrize("line", ["q1 0 d1 ²", "q1 0 d1 1.5", "q1 d1 1", "q1 0 d1 99999999999999999999"])
-def test_the_first_line_too_must_be_a_judgement(tmp_path: Path, line: str) -> None:
-    (tmp_path / "test.qrels").write_text(f"{line}\nq2 0 d2 1\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"test\.qrels, line 1: not a judgement"):
-        read_layout(tmp_path / "test.qrels", plain, judged=True)
-
-
-def test_rounds_of_judging_and_negative_grades_are_read(tmp_path: Path) -> None:
-    (tmp_path / "qrels.txt").write_text("q1 0.5  d1\t-1\n\nq1 Q0 d2 2\n\n")
-    assert read_layout(tmp_path / "qrels.txt", plain, judged=True)["score"].to_pylist() == [-1, 2]
-
-
-def test_a_row_of_a_table_is_no_judgement_in_other_tasks(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("film\t0\tgood\t4\nfilm\t1\tbad\t3\n")
-    assert len(read_layout(tmp_path / "train.tsv", plain, ("a", "b", "c", "d"))) == 2
-
-
-def asked(**changed: Any) -> str:
-    question = {"id": "1", "question": "q", "answers": [], **changed}
-    return json.dumps({"data": [{"paragraphs": [{"context": "c", "qas": [question]}]}]})
-
-
-@pytest.mark.parametrize("changed", [{"answers": [{"text": "a", "answer_start": "0"}]}, {"question": "\ud800"}])
-def test_a_value_of_another_type_in_squad_s_json_is_a_user_error(tmp_path: Path, changed: dict[str, Any]) -> None:
-    (tmp_path / "train.json").write_text(asked(**changed))
-    with pytest.raises(UserError, match=r"train\.json: not in SQuAD's layout"):
-        read_layout(tmp_path / "train.json", plain)
-
-
-def test_ids_of_questions_may_be_numbers(tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text(asked(id=7))
-    assert read_layout(tmp_path / "train.json", plain)["id"].to_pylist() == ["7"]
-
-
-def test_an_object_with_other_data_and_paragraphs_stays_a_table(tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text('{"data": [1, 2], "paragraphs": "a"}\n')
-    assert read_layout(tmp_path / "train.json", plain).column_names == ["data", "paragraphs"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a\t1\nb\xe9\t0\n", r"line 2: not UTF-8"),
-        (gzip.compress(b"a\t1\n" * 1000, mtime=0)[:-20], r"is it cut short\?"),
-    ],
-)
-def test_a_damaged_table_of_text_is_a_user_error(tmp_path: Path, content: bytes, message: str) -> None:
-    file = tmp_path / ("train.tsv.gz" if content[:2] == b"\x1f\x8b" else "train.tsv")
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_layout(file, plain)
-
-
-@pytest.mark.parametrize("first", ['"an open mark', "x" * 200_000, '"two\nlines"', "\ufeffa mark"])
-def test_the_first_row_of_a_file_without_header_is_read_as_the_others_are(tmp_path: Path, first: str) -> None:
-    (tmp_path / "train.tsv").write_text(f"\n{first}\t1\nb\t0\n\n".lstrip("\n" if first[0] == "\ufeff" else ""))
-    table = read_layout(tmp_path / "train.tsv", plain, ("text", "label"))
-    text = first.strip('\ufeff"') if first.count('"') != 1 else first
-    assert table.to_pylist() == [{"text": text, "label": "1"}, {"text": "b", "label": "0"}]
 
 
 def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:
@@ -382,20 +278,63 @@ def test_cola_is_read_with_and_without_a_header(tmp_path: Path, header: str) -> 
     assert load("cola", tmp_path / "tsv").fingerprint == load("cola", tmp_path / "parquet").fingerprint
 
 
-def test_a_header_of_another_length_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("a,b,c\n")
-    with pytest.raises(UserError, match=r"its first line has 3 fields, .* which names 2: label, text"):
-        read_layout(tmp_path / "train.csv", plain, ("label", "text"))
-
-
-def test_a_header_with_one_name_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="header names 'text' twice"):
-        Task.model_validate(get_task("cola").model_dump() | {"header": ("text", "label", "text")})
-
-
 def test_a_first_line_that_is_a_row_is_pointed_out(tmp_path: Path) -> None:
     (tmp_path / "sst2").mkdir()
     with gzip.open(tmp_path / "sst2" / "train.tsv.gz", "wt") as file:
         file.write("a lovely film\t1\na dull one\t0\n")
     with pytest.raises(UserError, match=r"If the file's first line is a row, .* header: \[\.\.\., \.\.\.\]"):
         load("sst2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Anna\tB-PER\t\nleft\tO\t \n\t\nBob\tB-PER\n", [["Anna", "left"], ["Bob"]]),  # tabs at an end don't count
+        ("# SYM O\n1 CD B-NUM\n\nthe DT O\n", [["#", "1"], ["the"]]),  # a word, and no comment
+        ("won VBD O\n2-1 CD O\n14.2 CD O\n\n6-4 CD O\n", [["won", "2-1", "14.2"], ["6-4"]]),  # no contractions
+    ],
+)
+def test_words_that_look_like_something_else_are_words(tmp_path: Path, text: str, tokens: list[list[str]]) -> None:
+    (tmp_path / "train.conll").write_text(text)
+    assert read_layout(tmp_path / "train.conll", plain)["tokens"].to_pylist() == tokens
+
+
+def asked(**changed: Any) -> str:
+    question = {"id": "1", "question": "q", "answers": [], **changed}
+    return json.dumps({"data": [{"paragraphs": [{"context": "c", "qas": [question]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", asked().replace('"question"', '"x"'), "question 1 or its .* SQuAD's layout: 'question' is missing"),
+        ("a.json", asked(answers=[{"text": "a", "answer_start": "0"}]), "not in SQuAD's layout"),
+        ("a.json", asked(question="\ud800"), "not in SQuAD's layout"),
+        ("a.qrels", "q1 0 d1 1\nq2 0 d2\n", "line 2: not a judgement in TREC's layout .*'q2 0 d2'"),
+        ("a.qrels", "q1 0 d1 1.5\n", "line 1: not a judgement"),
+        ("a.qrels", "q1 0 d1 99999999999999999999\n", "line 1: not a judgement"),
+        ("a.conll", "a O\nb O\nc\n", "line 3: there is one field"),
+        ("a.conll", "a O\nb O\nc NN O\n", "line 3: 3 fields, where .* have 2"),
+        ("a.csv", "a,b,c\n", "its first line has 3 fields, .* which names 2: label, text"),
+    ],
+)
+def test_what_is_not_in_its_layout_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name}[:,] .*{message}"):
+        read_layout(tmp_path / name, plain, ("label", "text"), judged=name == "a.qrels")
+
+
+def test_what_is_allowed_in_other_layouts_too_is_read(tmp_path: Path) -> None:
+    for name, text in (
+        ("lines.json", '{"paragraphs": "a", "data": 1}\n{"paragraphs": "b", "data": 2}\n'),
+        ("object.json", '{"data": [1, 2], "paragraphs": "a"}\n'),
+        ("numbered.json", asked(id=7)),
+        ("rounds.qrels", "q1 0.5  d1\t-1\n\nq1 Q0 d2 2\n\n"),
+        ("train.tsv", "film\t0\tgood\t4\nfilm\t1\tbad\t3\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert set(read_layout(tmp_path / "lines.json", plain).column_names) == {"paragraphs", "data"}
+    assert read_layout(tmp_path / "object.json", plain).column_names == ["data", "paragraphs"]
+    assert read_layout(tmp_path / "numbered.json", plain)["id"].to_pylist() == ["7"]
+    assert read_layout(tmp_path / "rounds.qrels", plain, judged=True)["score"].to_pylist() == [-1, 2]
+    assert len(read_layout(tmp_path / "train.tsv", plain, ("a", "b", "c", "d"))) == 2  # judgements in a retrieval task

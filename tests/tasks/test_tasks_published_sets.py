@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from mlmclm.errors import UserError
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.progress import say_once
 from mlmclm.tasks.declaration import Task
@@ -103,15 +102,14 @@ def embedded(made: PreparedTask) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("ignore", "texts", "left_out"),
+    ("ignore", "texts", "left_out", "limit"),
     [
-        (None, {}, set(DOCUMENTS)),
-        (None, {"q2": "another text"}, set(DOCUMENTS) - {"q2"}),
-        (True, {name: f"another {name}" for name in DOCUMENTS}, set(DOCUMENTS)),
-        (False, {}, set()),
+        (None, {}, set(DOCUMENTS), None),
+        (None, {"q2": "another text"}, set(DOCUMENTS) - {"q2"}, "judged"),
+        (True, {name: f"another {name}" for name in DOCUMENTS}, set(DOCUMENTS), 12),
+        (False, {}, set(), None),
     ],
 )
-@pytest.mark.parametrize("limit", [None, "judged", 12])
 def test_a_query_does_not_find_itself_and_what_is_absent_or_below_0_counts_as_trec_eval_counts_it(
     tmp_path: Path, model: Path, ignore: bool | None, texts: dict[str, str], left_out: set[str], limit: Any
 ) -> None:
@@ -185,10 +183,3 @@ def test_a_declaration_alone_changes_no_key_of_a_set_whose_queries_are_no_docume
         for ignore in (None, True, False)
     }
     assert keys[None] == keys[False] != keys[True]
-
-
-def test_only_retrieval_declares_it() -> None:
-    with pytest.raises(ValueError, match="only retrieval has 'ignore_identical_ids'"):
-        Task.model_validate({**get_task("sst2").model_dump(), "ignore_identical_ids": True})
-    with pytest.raises(UserError, match="own"):
-        get_task("own")
