@@ -14,7 +14,6 @@ from mlmclm.errors import UserError
 from mlmclm.evaluation.language_model import LanguageModel, text_windows
 from mlmclm.evaluation.likelihoods import (
     ContinuationIds,
-    MaskedReading,
     before_stop,
     causal_likelihoods,
     length_batches,
@@ -72,19 +71,6 @@ def plain_masked(model: Any, start: list[int], context: list[int], continuation:
     return total
 
 
-def test_causal_likelihoods_equal_a_plain_loop(decoder: Path) -> None:
-    model = LanguageModel.load(decoder, "causal")
-    plain = AutoModelForCausalLM.from_pretrained(decoder).eval()
-    ids = model.texts.ids
-    for (context, continuation), found in zip(PAIRS, model.likelihoods(PAIRS), strict=True):
-        # Spaces go with the word behind them; without a context the text begins after BOS (id 1).
-        head = ids(context.rstrip()) or [1]
-        whole = ids(context + continuation)
-        total, greedy = plain_causal(plain, head, whole[len(ids(context.rstrip())) :])
-        assert found.total == pytest.approx(total, abs=1e-4)
-        assert found.greedy == greedy
-
-
 @pytest.mark.parametrize(("folder", "scoring", "shift"), [
     ("encoder", "masked", 0), ("encoder", "mntp", 1), ("framed", "masked", 0), ("framed", "mntp", 1),
 ])  # fmt: skip
@@ -104,15 +90,6 @@ def test_masked_likelihoods_equal_a_plain_loop(
         assert found.total == pytest.approx(plain_masked(plain, start, head, tail, shift), abs=1e-4)
 
 
-def test_a_batch_changes_no_score(decoder: Path, encoder: Path) -> None:
-    for folder, scoring in ((decoder, "causal"), (encoder, "masked"), (encoder, "mntp")):
-        model = LanguageModel.load(folder, scoring)  # type: ignore[arg-type]
-        together = model.likelihoods(PAIRS * 3)
-        alone = [model.likelihoods([pair])[0] for pair in PAIRS * 3]
-        assert [each.total for each in together] == pytest.approx([each.total for each in alone], abs=1e-5)
-        assert [each.greedy for each in together] == [each.greedy for each in alone]
-
-
 def test_batches_hold_equal_lengths_and_everything_once() -> None:
     lengths = [5, 3, 5, 9, 3, 5, 40]
     found = list(length_batches(lengths, 10))
@@ -121,20 +98,24 @@ def test_batches_hold_equal_lengths_and_everything_once() -> None:
     assert [len(batch) for batch in found] == [1, 1, 2, 1, 2]
 
 
-def test_the_likeliest_continuation_is_greedy_and_no_other(decoder: Path, encoder: Path) -> None:
-    causal, masked = LanguageModel.load(decoder, "causal"), LanguageModel.load(encoder, "masked")
-    context = causal.texts.ids("Anna was")
+def test_windows_predict_each_token_once_with_all_the_context_that_fits() -> None:
+    assert list(text_windows(range(100, 111), 4)) == [
+        ([], [100, 101, 102, 103]),
+        ([103], [104, 105, 106, 107]),
+        ([106, 107], [108, 109, 110]),
+    ]
+
+
+def test_the_likeliest_continuation_is_greedy_and_no_other(encoder: Path) -> None:
+    masked = LanguageModel.load(encoder, "masked")
+    context = masked.texts.ids("Anna was")
     with torch.no_grad():
-        best = int(causal.model(torch.tensor([context])).logits[0, -1].argmax())
-        first = int(masked.model(torch.tensor([[*context, 3, 3, 3, 2]])).logits[0, len(context)].argmax())
+        best = int(masked.model(torch.tensor([[*context, 3, 3, 3, 2]])).logits[0, len(context)].argmax())
     assert masked.reading is not None
     for other in (0, 1):
-        found = causal_likelihoods(causal.model, [ContinuationIds(context, [best + other])], longest=causal.longest)
-        assert found[0].greedy == (other == 0)
-        found = masked_likelihoods(
-            masked.model, [ContinuationIds(context, [first + other])], masked.reading, longest=40
-        )
-        assert found[0].greedy == (other == 0), "the end token behind a continuation doesn't count"
+        pairs = [ContinuationIds(context, [best + other])]
+        (found,) = masked_likelihoods(masked.model, pairs, masked.reading, longest=40)
+        assert found.greedy == (other == 0), "the end token behind a continuation doesn't count"
 
 
 def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: Path) -> None:
@@ -151,21 +132,6 @@ def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: 
     assert alike[0] == alike[1]
     with pytest.raises(UserError, match="a continuation has 70 tokens"):
         causal_likelihoods(causal.model, [ContinuationIds([5], ids[:70])], longest=64)
-
-
-def test_rolling_predicts_each_token_once_with_all_the_context_that_fits(decoder: Path) -> None:
-    tokens = list(range(100, 111))
-    assert list(text_windows(tokens, 4)) == [
-        ([], [100, 101, 102, 103]),
-        ([103], [104, 105, 106, 107]),
-        ([106, 107], [108, 109, 110]),
-    ]
-    model = LanguageModel.load(decoder, "causal")
-    text = "one of a kind here today " * 2
-    ids = model.texts.ids(text)
-    assert len(ids) < 64
-    total, _ = plain_causal(AutoModelForCausalLM.from_pretrained(decoder).eval(), [1], ids)
-    assert model.rolling([text, ""]) == pytest.approx([total, 0.0], abs=1e-4)
 
 
 def test_rolling_by_masks_is_the_plain_loop_without_the_end(encoder: Path) -> None:
@@ -227,14 +193,6 @@ def test_generation_says_what_does_not_fit(decoder: Path) -> None:
 def test_a_continuation_without_a_token_is_refused(decoder: Path) -> None:
     with pytest.raises(UserError, match="has no token of its own"):
         LanguageModel.load(decoder, "causal").likelihoods([("Anna", "")])
-
-
-def test_masked_reading_in_a_picture() -> None:
-    reading = MaskedReading(mask=9, start=[1], end=[2])
-    assert reading.inputs([5, 6]) == [1, 5, 6, 9, 9, 9, 2]
-    assert reading.position(2) == 3
-    assert MaskedReading(9, [1], [2], earlier=True).position(2) == 2
-    assert reading.room(10) == 5
 
 
 @pytest.fixture(scope="module")

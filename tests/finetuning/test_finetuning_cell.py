@@ -129,15 +129,6 @@ def test_a_deterministic_cell_has_the_same_key_and_bits_on_a_cpu_and_refuses_wha
         run(place, cell)
 
 
-def test_another_seed_or_rate_gives_another_result_and_the_streams_are_recorded(place: Path) -> None:
-    first = run(place, make(place, "sst2"))
-    other = run(place, make(place, "sst2", seed=1))
-    assert first["curve"] != other["curve"]
-    assert run(place, make(place, "sst2", learning_rate=2e-3))["curve"] != first["curve"]
-    assert first["streams"] == {name: stream(0, name) for name in ("head", "order", "dropout")}
-    assert len({*first["streams"].values(), *other["streams"].values()}) == 6
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What the cells of a test drew: the heads as they begin, the rows of all steps, what dropout hid first."""
@@ -177,6 +168,7 @@ def test_a_stream_of_another_seed_leaves_what_the_others_draw_as_it_is(
     assert same == {name: name != varied for name in same}
     first, second = (result["streams"] for result in results)
     assert {name: first[name] == second[name] for name in first} == same
+    assert first == {name: stream(number, name) for name, number in held.items()}
     assert results[0]["seed"] == held
     assert results[0]["key"] != results[1]["key"]
     assert results[0]["curve"] != results[1]["curve"]
@@ -203,12 +195,6 @@ def test_cells_that_share_a_training_have_the_bits_of_cells_by_themselves(place:
         assert [bits(result) for result in together] == [bits(run(place, cell)) for cell in cells]
         assert together[0]["curve"] == together[1]["curve"] and together[0]["scores"] != together[1]["scores"]
         assert [result["cost"]["cells_of_training"] for result in together] == [2, 2]
-
-
-def test_three_equal_seeds_are_the_cell_of_one_seed(place: Path) -> None:
-    plain, apart = make(place, "conll2003", seed=2), make(place, "conll2003", seed=Seeds(2, 2, 2))
-    assert cell_key(plain) == cell_key(apart)
-    assert bits(run(place, plain)) == bits(run(place, apart))
 
 
 def test_the_result_has_the_agreed_form(place: Path) -> None:
@@ -291,9 +277,9 @@ def test_a_small_untrained_model_learns_what_can_be_learnt(place: Path, task: st
 
 
 @pytest.mark.parametrize("changes", [
-    {"precision": "bf16"}, {"precision": "fp32"}, {"attention": "causal", "pooling": "last"},
-    {"epochs": 0.2, "max_steps": None},
-    {"classifier": "linear", "pooling": "last"}, {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
+    {"precision": "bf16", "attention": "causal", "pooling": "last"},
+    {"precision": "fp32", "epochs": 0.2, "max_steps": None, "classifier": "linear"},
+    {"symmetric": True, "label_sub_tokens": "first", "clip_norm": None},
 ], ids=str)  # fmt: skip
 def test_every_option_runs_in_every_family(place: Path, changes: dict[str, Any]) -> None:
     protocol = Protocol.model_validate({**SHORT.model_dump(), **changes})
@@ -330,18 +316,11 @@ def test_a_loss_that_is_not_finite_ends_the_cell_at_once_and_is_a_result(
 
 
 def test_an_absurd_rate_diverges(place: Path) -> None:
-    for task in TASKS:
+    for task in ("stsb", "conll2003", "squad_v2", "reqa_squad"):
         protocol = Protocol.model_validate({**SHORT.model_dump(), "clip_norm": None})
         result = run(place, make(place, task, protocol, learning_rate=1e38))
         assert result["status"] == "diverged", task
         assert 1 <= result["diverged_step"] <= 8
-
-
-def test_a_diverged_cell_leaves_nothing_behind(place: Path) -> None:
-    cache: dict[Any, Any] = {}
-    first = bits(run(place, make(place, "sst2"), cache))
-    assert run(place, make(place, "sst2", learning_rate=1e38), cache)["status"] == "diverged"
-    assert bits(run(place, make(place, "sst2"), cache)) == first
 
 
 @pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])

@@ -21,11 +21,10 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
-from mlmclm.models.folder import load_encoder, weights_hash
+from mlmclm.models.folder import weights_hash
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_retrieval
-from trainings import trained
 
 WHOLE = Protocol(max_steps=4, max_length=48, stride=8, batch_size=24, precision="fp32")
 CHUNKED = WHOLE.model_copy(update={"chunk_tokens": 100})
@@ -120,24 +119,6 @@ def test_with_dropout_the_second_pass_hides_what_the_first_hid(place: Path, kind
     assert torch.equal(torch.get_rng_state(), after), "the stream goes on behind the batch"
     torch.manual_seed(6)
     assert abs(forward(model, nn.Module(), task, protocol, batch).loss - loss.item()) > 1e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-def test_training_in_chunks_ends_at_the_weights_of_training_at_once(place: Path, dtype: torch.dtype) -> None:
-    ends = []
-    for base in (WHOLE, CHUNKED):
-        task, protocol = retrieval(place, base)
-        model = load_encoder(place / "model").to(dtype)
-        ended = trained(model, nn.Module(), task, protocol, learning_rate=1e-3, order=5)
-        ends.append((ended, dict(model.named_parameters())))
-    (first, weights), (second, others) = ends
-    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
-    np.testing.assert_allclose(first.curve, second.curve, rtol=tolerance)
-    assert first.tokens == second.tokens
-    start = dict(load_encoder(place / "model").named_parameters())
-    for name, weight in weights.items():
-        assert (weight - start[name]).abs().max() > 1e-4
-        torch.testing.assert_close(others[name], weight, rtol=0, atol=tolerance)
 
 
 class Held:

@@ -121,43 +121,14 @@ def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, 
 
 def test_ndcg_at_10_is_mteb_s_of_the_exported_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MTEB_CACHE", str(tmp_path / "mteb"))
-    mteb = pytest.importorskip("mteb", reason="pip install mteb")
-    library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")
-    import pyarrow.parquet as pq
-    from datasets import Dataset
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    pytest.importorskip("mteb", reason="pip install 'mlmclm[evaluation]'")
+    from mlmclm.evaluation.mteb_tasks import SentenceModel, load_mteb
 
     cell = cell_of(tmp_path)
     result = export_sentence_encoder(cell, tmp_path / "out", store=tmp_path / "store", data_root=tmp_path / "data")
-
-    def rows(part: str) -> list[dict[str, Any]]:
-        return list(pq.read_table(tmp_path / "data" / TASK / f"{part}.parquet").to_pylist())
-
-    judged: dict[str, dict[str, int]] = {}
-    for row in rows("qrels"):
-        judged.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
-    texts = {
-        part: Dataset.from_list([{"id": row["_id"], "text": row["text"]} for row in rows(part)])
-        for part in ("queries", "corpus")
-    }
-
-    class Local(AbsTaskRetrieval):  # type: ignore[misc]
-        metadata = mteb.TaskMetadata(
-            name="Local", description="local", reference=None, dataset={"path": "local", "revision": "1"},
-            type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
-            main_score="ndcg_at_10", date=None, domains=None, task_subtypes=None, license=None,
-            annotations_creators=None, dialect=None, sample_creation=None, bibtex_citation=None,
-        )  # fmt: skip
-
-        def load_data(self, *_: Any, **__: Any) -> None:
-            split = {**texts, "relevant_docs": judged, "top_ranked": None}
-            self.dataset, self.data_loaded = {"default": {"test": split}}, True
-
-    model = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    found = mteb.evaluate(model, Local(), cache=None, show_progress_bar=False)
-    score = found.task_results[0].scores["test"][0]["ndcg_at_10"]
-    assert 0.1 < score < 1
-    assert score == pytest.approx(result["scores"]["test"]["ndcg@10"], abs=1e-5)
+    (task,) = load_mteb([str(tmp_path / "data" / TASK)])
+    score = task.run(SentenceModel.load(tmp_path / "out", "cpu")).metrics["ndcg_at_10"]["score"]
+    assert 0.1 < score < 1 and score == pytest.approx(result["scores"]["test"]["ndcg@10"], abs=1e-5)
 
 
 def test_only_a_retrieval_cell_is_exported_and_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation
-from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documentation import Root
 from mlmclm.pydocs.documented import first_sentences, normal, select, split_words
 from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
@@ -209,16 +208,10 @@ def test_the_facts_fit_the_files_and_content_decides_the_fingerprint(
     ]
 
 
-def test_what_is_made_is_not_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "prepare_pydocs", None)
-    for name in PYDOCS_TASKS:
-        assert build(name, store).is_dir()
-
-
-@pytest.mark.parametrize("file", ["test.parquet", "meta.json"])
 def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
-    store: Path, tmp_path: Path, file: str, capfd: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    file = "test.parquet"
     shutil.copytree(store, tmp_path / "store")
     folder = build("pydocs-qa", tmp_path / "store")
     whole = (folder / file).read_bytes()
@@ -227,11 +220,6 @@ def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
     assert build("pydocs-qa", tmp_path / "store") == folder
     assert (folder / file).read_bytes() == whole
     assert f"{folder} is not used: {file} is not what was written" in " ".join(capfd.readouterr().err.split())
-
-
-def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Did you mean 'pydocs-qa'\? Allowed: pydocs-kind"):
-        build("pydocs-q", tmp_path)
 
 
 def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,24 +308,26 @@ INCOMPLETE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", INCOMPLETE)
 def test_a_family_that_a_later_step_could_not_use_is_refused_before_anything_is_computed(
-    cell: Cell, place: Path, what: str
+    cell: Cell, place: Path
 ) -> None:
-    parts, said = INCOMPLETE[what]
-    parts = {name: staticmethod(part) if name == "scores" else part for name, part in parts.items()}
-    odd = type("Odd", (Counting,), {"name": "odd", **parts})  # without a source, so its code is said, as for a worker
-    FAMILIES.add(RegistryEntry("odd", odd, "here", code="odd", place=(__name__, "Odd")))
-    (place / "tasks" / "odd.yaml").write_text(DECLARATION.replace("counting", "odd").replace("good-words", "odd-words"))
-    try:
-        for dry in (True, False):
-            with pytest.raises(UserError, match=f"task odd-words, of family 'odd' from .*: .*{said}"):
-                one_cell(
-                    str(cell.model_folder), "odd-words", 1e-3,
-                    Place(place / "store", place / "data", (place / "tasks",)), prepare=not dry,
-                )  # fmt: skip
-    finally:
-        FAMILIES.remove("odd")
+    own, folders = str(cell.model_folder), Place(place / "store", place / "data", (place / "tasks",))
+    for number, (parts, said) in enumerate(INCOMPLETE.values()):
+        name = f"odd{number}"
+        parts = {part: staticmethod(value) if part == "scores" else value for part, value in parts.items()}
+        odd = type(
+            "Odd", (Counting,), {"name": name, **parts}
+        )  # without a source, so its code is said, as for a worker
+        FAMILIES.add(RegistryEntry(name, odd, "here", code=name, place=(__name__, name)))
+        declaration = DECLARATION.replace("counting", name).replace("good-words", f"{name}-words")
+        (place / "tasks" / f"{name}.yaml").write_text(declaration)
+        try:
+            for prepare in (False, True) if number == 0 else (True,):
+                with pytest.raises(UserError, match=f"task {name}-words, of family '{name}' from .*: .*{said}"):
+                    one_cell(own, f"{name}-words", 1e-3, folders, prepare=prepare)
+        finally:
+            (place / "tasks" / f"{name}.yaml").unlink()
+            FAMILIES.remove(name)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import subset
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
-from small_models import save_small_model, small_tokenizer, write_all, write_questions, write_sentiment, write_table
+from small_models import save_small_model, write_all, write_questions, write_sentiment
 
 PROTOCOL = Protocol(max_length=64, stride=8)
 
@@ -120,25 +120,6 @@ def test_only_judged_documents_are_searched_and_the_study_s_score_stays(place: P
     assert scores["judged"]["ndcg@10"] >= scores[None]["ndcg@10"]
 
 
-def test_answer_positions_point_at_the_answers_in_windows_too(place: Path) -> None:
-    tight = Protocol(max_length=24, stride=10)
-    tokenizer = small_tokenizer()
-    for protocol in (PROTOCOL, tight):
-        made = prepared(place, "squad_4k", protocol)
-        table = made.table("train").to_pydict()
-        count = max(table["example"]) + 1
-        found = set()
-        for row, ids in enumerate(table["input_ids"]):
-            start, end = table["start"][row], table["end"][row]
-            if start == len(ids) - 1:
-                assert start == end
-                continue
-            found.add((table["example"][row], tokenizer.decode(ids[start : end + 1]).strip()))
-        assert len(found) == count
-        if protocol is tight:
-            assert len(table["example"]) > count
-
-
 def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
     """Predictions made of the targets: exact match 1, so that positions, offsets and windows agree with the text."""
     for protocol in (PROTOCOL, Protocol(max_length=24, stride=10)):
@@ -150,25 +131,6 @@ def test_the_true_spans_give_a_perfect_score(place: Path) -> None:
             first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
             predictions.append(np.array([0.0, 0, 0] if none else [1.0, first, last]))
         assert made.scores(made.examples("test", predictions)) == {"f1": 1.0, "exact_match": 1.0, "study.f1": 1.0}
-
-
-def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlmclm.tasks.declared_tasks import get_task
-
-    task = get_task("sst2").model_copy(
-        update={
-            "folder": "pairs",
-            "columns": {"text": "one", "text_pair": "two"},
-            "pair_template": "Question: {text}\nContext: {text_pair}",
-        }
-    )
-    monkeypatch.setattr(prepare, "get_task", lambda name: task)
-    rows = {"one": ["Anna {text_pair}"] * 20, "two": ["Oslo"] * 20, "label": [0, 1] * 10}
-    for split in ("train", "validation"):
-        write_table(place / "data" / "pairs", split, rows)
-    made = prepared(place, "sst2", Protocol(max_length=100, stride=8))
-    ids = made.table("test")["input_ids"][0].as_py()
-    assert small_tokenizer().decode(ids[:-1]) == "Question: Anna Oslo\nContext: Oslo"
 
 
 def test_a_question_without_an_answer_points_at_the_closing_token_of_every_window(place: Path) -> None:
@@ -187,30 +149,7 @@ def test_a_question_without_an_answer_points_at_the_closing_token_of_every_windo
     assert answered == set(range(40)) - empty
 
 
-def test_no_answer_wins_where_it_scores_higher_than_every_span_in_every_window(place: Path) -> None:
-    """The true spans and empties give 1; a single window that doubts the empty answer gives the span."""
-    protocol = Protocol(max_length=24, stride=10)
-    made = prepared(place, "squad_v2", protocol)
-    table, examples = made.table("test").to_pydict(), made.table("test_examples").to_pydict()
-    predictions = []
-    for row, ids in enumerate(table["input_ids"]):
-        none = table["start"][row] == len(ids) - 1
-        first, last = table["start"][row] - table["passage"][row], table["end"][row] - table["passage"][row]
-        predictions.append(np.array([0.0, 0, 0, 0.5] if none else [1.0, first, last, 0.9]))
-    scores = made.scores(made.examples("test", predictions))
-    assert len(scores) == 7
-    assert set(scores.values()) == {1.0}
-    for prediction in predictions:
-        prediction[3] = 2.0  # now nothing has an answer
-    scores = made.scores(made.examples("test", predictions))
-    assert (scores["no_answer_f1"], scores["has_answer_f1"]) == (1.0, 0.0)
-    assert scores["f1"] == sum(not answers for answers in examples["answers"]) / 40
-    example = next(n for n in range(40) if table["example"].count(n) > 1)
-    predictions[table["example"].index(example)][3] = -1.0
-    assert [n for n, text in enumerate(made.examples("test", predictions)["answer"]) if text] == [example]
-
-
-@pytest.mark.parametrize("damage", ["cut short", "a bit", "meta.json", "missing"])
+@pytest.mark.parametrize("damage", ["a bit", "missing"])
 def test_prepared_data_that_are_damaged_are_made_again_before_training(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -220,10 +159,10 @@ def test_prepared_data_that_are_damaged_are_made_again_before_training(
 
     whole = again()
     (folder,) = tmp_path.glob("prepared/*")
-    file = folder / ("meta.json" if damage == "meta.json" else "validation.arrow")
+    file = folder / "validation.arrow"
     flipped = bytearray(whole[file.name])
     flipped[len(flipped) // 2] ^= 1
-    file.write_bytes(whole[file.name][:-100] if damage == "cut short" else bytes(flipped))
+    file.write_bytes(bytes(flipped))
     if damage == "missing":
         file.unlink()
     capfd.readouterr()
