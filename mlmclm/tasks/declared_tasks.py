@@ -7,7 +7,7 @@ under the entry point group `mlmclm.tasks`, and in the user's folders (`--task-d
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,18 +33,13 @@ class Broken:
     """Error message."""
 
 
-@dataclass(frozen=True)
-class Declared:
-    """Tasks by name with their files, and the broken files."""
-
-    tasks: Mapping[str, tuple[Task, Path]]
-    broken: tuple[Broken, ...] = ()
+Declared = dict[str, tuple[Task, Path]]
+"""Tasks by name, with their files."""
 
 
-def _read(files: Iterable[Path], declared: Declared) -> Declared:
-    """Add the tasks of these files to those declared before."""
-    tasks, broken = dict(declared.tasks), list(declared.broken)
-    for file in sorted(files):
+def _read(folder: Path, tasks: Declared, broken: list[Broken]) -> None:
+    """Add the tasks that a folder declares, and its broken files."""
+    for file in sorted(folder.glob("*.yaml")):
         names = {file.stem}
         try:
             content = read_yaml(file)
@@ -56,16 +51,18 @@ def _read(files: Iterable[Path], declared: Declared) -> Declared:
             tasks[task.name] = (task, file)
         except UserError as error:
             broken.append(Broken(file, frozenset(names), str(error)))
-    return Declared(tasks, tuple(broken))
 
 
 @lru_cache(maxsize=1)
-def _installed() -> Declared:
+def _installed() -> tuple[Declared, list[Broken]]:
     """Return the tasks of this package and of other installed packages.
 
     The code of the other packages is not run: `find_spec` imports only the parents of a package.
     """
-    declared = ours = _read(FOLDER.glob("*.yaml"), Declared({}))
+    tasks: Declared = {}
+    broken: list[Broken] = []
+    _read(FOLDER, tasks, broken)
+    ours = frozenset(tasks)
     for point in TASKS.points():
         try:
             spec = importlib.util.find_spec(point.value)
@@ -78,29 +75,27 @@ def _installed() -> Declared:
                 "the YAML files."
             )
         for folder in folders:
-            declared = _read(folder.glob("*.yaml"), declared)
-    for bad in declared.broken:
-        if bad.names & ours.tasks.keys():
+            _read(folder, tasks, broken)
+    for bad in broken:
+        if bad.names & ours:
             report_left_out(bad.reason)
-    return Declared(declared.tasks, tuple(replace(bad, names=bad.names - ours.tasks.keys()) for bad in declared.broken))
+    return tasks, [replace(bad, names=bad.names - ours) for bad in broken]
 
 
-def _declared(folders: Sequence[Path]) -> Declared:
-    declared = _installed()
+def _declared(folders: Sequence[Path]) -> tuple[Declared, list[Broken]]:
+    installed, faulty = _installed()
+    tasks, broken = dict(installed), list(faulty)
     for task in TASKS.values():
-        if task.name in declared.tasks:
-            raise UserError(
-                f"the task {task.name!r} that is registered is already declared by {declared.tasks[task.name][1]}."
-            )
-        declared = Declared({**declared.tasks, task.name: (task, Path("registered", task.name))}, declared.broken)
+        if task.name in tasks:
+            raise UserError(f"the task {task.name!r} that is registered is already declared by {tasks[task.name][1]}.")
+        tasks[task.name] = task, Path("registered", task.name)
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--task-dir {folder}: no such folder.")
-        files = list(folder.glob("*.yaml"))
-        if not files:
+        if not any(folder.glob("*.yaml")):
             raise UserError(f"--task-dir {folder}: there is no declaration of a task (*.yaml) in it.")
-        declared = _read(files, declared)
-    return declared
+        _read(folder, tasks, broken)
+    return tasks, broken
 
 
 def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
@@ -108,13 +103,13 @@ def find_tasks(folders: Sequence[Path] = ()) -> dict[str, Task]:
 
     `folders` are the user's, with one YAML file per task. Raises UserError if a folder is missing or has no declarations.
     """
-    tasks = _declared(folders).tasks
+    tasks, _ = _declared(folders)
     return {name: tasks[name][0] for name in sorted(tasks)}
 
 
-def broken_files(folders: Sequence[Path] = ()) -> tuple[Broken, ...]:
+def broken_files(folders: Sequence[Path] = ()) -> list[Broken]:
     """Return the files that are malformed or declare a name that is already used (`find_tasks`)."""
-    return _declared(folders).broken
+    return _declared(folders)[1]
 
 
 def task_names() -> list[str]:
@@ -124,19 +119,19 @@ def task_names() -> list[str]:
 
 def user_files(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
     """Return the files of those tasks that the user's folders declare, by the task's name."""
-    declared = _declared(folders).tasks
-    return {name: declared[name][1] for name in names if name in declared and declared[name][1].parent in folders}
+    tasks, _ = _declared(folders)
+    return {name: tasks[name][1] for name in names if name in tasks and tasks[name][1].parent in folders}
 
 
 def get_task(name: str, folders: Sequence[Path] = ()) -> Task:
     """Return the declaration with this name (`find_tasks`); raise UserError if there is none or its file is broken."""
-    declared = _declared(folders)
-    reasons = [entry.reason for entry in declared.broken if name in entry.names]
+    tasks, broken = _declared(folders)
+    reasons = [entry.reason for entry in broken if name in entry.names]
     if reasons:
         raise UserError("\n".join(reasons))
-    if name not in declared.tasks:
-        broken = ", ".join(str(entry.file) for entry in declared.broken)
-        hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {broken}." if broken else ""
+    if name not in tasks:
+        files = ", ".join(str(entry.file) for entry in broken)
+        hint = f" Files that cannot be used (`mlmclm tasks --task-dir FOLDER` says why): {files}." if files else ""
         advice = "" if folders else " A task of your own is found in the folder of its declaration: --task-dir FOLDER."
-        raise UserError(f"{unknown('task', name, sorted(declared.tasks))}{hint}{advice}")
-    return declared.tasks[name][0]
+        raise UserError(f"{unknown('task', name, sorted(tasks))}{hint}{advice}")
+    return tasks[name][0]

@@ -13,9 +13,8 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from mlmclm.errors import UserError
 from mlmclm.tasks.declaration import Task
-from mlmclm.tasks.families.token_classification import entities_of
+from mlmclm.tasks.families.token_classification import as_iobes, entities_of, is_iob1, to_iob2
 from mlmclm.tasks.load import load_task
-from mlmclm.tasks.tag_schemes import as_iobes, is_iob1, to_iob2
 
 Spans = list[tuple[int, int, str]]
 
