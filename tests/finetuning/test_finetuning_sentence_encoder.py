@@ -79,19 +79,10 @@ def own_vectors(cell: Cell, place: Path) -> tuple[np.ndarray[Any, Any], int]:
         {"pooling": "last", "special_tokens": "tokenizer", "query_prefix": "ask: "},
         {"model": "decoder"},
         {"model": "decoder", "attention": "causal", "pooling": "last"},
-        {"attention": "causal", "pooling": "last"},
         {"model": "modernbert", "attention": "causal"},
         {"model": "roberta"},
     ],
-    ids=[
-        "mean, end",
-        "last, tokenizer",
-        "decoder, both sides",
-        "decoder",
-        "encoder, one side",
-        "ModernBERT, one side",
-        "RoBERTa",
-    ],
+    ids=str,
 )
 def test_vectors_of_sentence_transformers_are_those_of_the_cell(tmp_path: Path, changes: dict[str, Any]) -> None:
     library = pytest.importorskip("sentence_transformers", reason="pip install 'mlmclm[dev]'")

@@ -173,17 +173,6 @@ def test_a_question_about_a_parameter_is_answered_by_its_own_entry(tables: Table
     assert asked > 50
 
 
-def test_ids_are_unique_and_judgements_point_to_texts(tables: Tables) -> None:
-    rows = tables["pydocs-retrieval"]
-    for split in ("validation", "test"):
-        queries = {row["id"] for row in rows[f"{split}_queries"]}
-        corpus = {row["id"]: row["text"] for row in rows[f"{split}_corpus"]}
-        assert len(queries) == len(rows[f"{split}_queries"])
-        assert len(corpus) == len(rows[f"{split}_corpus"])
-        assert {row["query_id"] for row in rows[f"{split}_qrels"]} == queries
-        assert {row["corpus_id"] for row in rows[f"{split}_qrels"]} <= set(corpus)
-
-
 def test_the_rest_of_a_docstring_holds_neither_summary_nor_name(tables: Tables) -> None:
     for row in tables["pydocs-retrieval"]["train"]:
         assert normal(row["query"]) not in normal(row["positive"])

@@ -98,90 +98,6 @@ def test_words_in_columns_give_the_task_that_parquet_gives(
     assert load("conll2003", tmp_path).fingerprint == expected
 
 
-def as_published(rows: list[dict[str, Any]]) -> str:
-    """Four columns in IOB1, as in the original files of CoNLL-2003: B- stands only between entities of one type."""
-    lines = conll(rows).splitlines()
-    before = "O"
-    for number, line in enumerate(lines):
-        tag = line.rpartition(" ")[2] or "O"
-        if tag.startswith("B-") and before[2:] != tag[2:]:
-            lines[number] = line.removesuffix(tag) + f"I-{tag[2:]}"
-        before = tag
-    return "\n".join(lines) + "\n"
-
-
-def test_iob1_gives_the_task_that_iob2_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_entities(tmp_path)
-    # Two entities side by side, so that there is a B-.
-    for split in ("train", "validation", "test"):
-        rows = pq.read_table(tmp_path / "conll2003" / f"{split}.parquet").to_pydict()
-        rows["tokens"][0], rows["ner_tags"][0] = ["Anna", "Berta", "in", "Paris"], [1, 1, 0, 5]
-        write_table(tmp_path / "conll2003", split, rows)
-    names = get_task("conll2003").label_names or ()
-    declared = load("conll2003", tmp_path).fingerprint
-    for split in ("train", "validation", "test"):
-        rewritten(tmp_path / "conll2003", split, ".txt", as_published)
-    assert load("conll2003", tmp_path).fingerprint == declared
-    assert "they are converted to IOB2" in capsys.readouterr().err.replace("\n", " ")
-    # The training table decides for all splits: with one entity there that begins with B-, none is converted.
-    path = tmp_path / "conll2003" / "train.txt"
-    whole = path.read_text()
-    path.write_text(f"{whole}\nRome -X- -X- B-LOC\n")
-    slipped = load("conll2003", tmp_path)
-    beginnings = [names[tag] for row in slipped.test["tags"].to_pylist() for tag in row if names[tag][:2] == "I-"]
-    assert beginnings, "the test split has IOB1's I-, as the training split has"
-    path.write_text(whole)
-
-    def own(**changes: Any) -> Any:
-        declaration = {
-            "name": "own", "family": "token-classification", "title": "Own", "source": "local", "folder": "conll2003",
-            "metric": "f1", "licence": "-", "citation": "-",
-            "columns": {"tokens": "tokens", "tags": "tags"},
-            "splits": {"train": "train", "validation": "validation", "test": "test"}, **changes,
-        }  # fmt: skip
-        return load_task(Task.model_validate(declaration), store=Path("unused"), data_root=tmp_path)
-
-    found = own().label_names
-    assert "B-LOC" in found and found == tuple(sorted(found, key=lambda name: (name != "O", name)))
-    with pytest.raises(UserError, match=r"the tags are IOB1.*label_names lacks B-LOC. Add it\."):
-        own(label_names=[name for name in names if name != "B-LOC"])
-
-
-def test_iob1_tags_keep_the_numbers_that_their_source_gives_them(tmp_path: Path) -> None:
-    """Names that the data carries may lack a B-, as no two persons of CoNLL-2003 stand side by side."""
-    names = ["O", "I-PER", "I-LOC", "B-LOC"]
-    rows = {"tokens": [["Anna", "in", "Paris"], ["Rome", "Oslo"]] * 8, "tags": [[1, 0, 2], [2, 3]] * 8}
-    feature = {"_type": "List", "feature": {"_type": "ClassLabel", "names": names}}
-    metadata = {b"huggingface": json.dumps({"info": {"features": {"tags": feature}}}).encode()}
-    (tmp_path / "own").mkdir()
-    for split in ("train", "validation", "test"):
-        pq.write_table(pa.table(rows).replace_schema_metadata(metadata), tmp_path / "own" / f"{split}.parquet")
-    declaration = {
-        "name": "own", "family": "token-classification", "title": "Own", "source": "local", "folder": "own",
-        "metric": "f1", "licence": "-", "citation": "-", "columns": {"tokens": "tokens", "tags": "tags"},
-        "splits": {"train": "train", "validation": "validation", "test": "test"},
-    }  # fmt: skip
-
-    def load_own() -> Any:
-        return load_task(Task.model_validate(declaration), store=Path("unused"), data_root=tmp_path)
-
-    found = load_own()
-    for split in (found.train, found.validation, found.test):
-        tags = [[found.label_names[tag] for tag in row] for row in split["tags"].to_pylist()[:2]]
-        assert tags == [["B-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
-    # Without any B- in the data they are IO, and stay as they are.
-    changed = {**rows, "tags": [[1, 0, 2], [2, 2]] * 8}
-    for split in ("train", "validation", "test"):
-        pq.write_table(pa.table(changed).replace_schema_metadata(metadata), tmp_path / "own" / f"{split}.parquet")
-    assert load_own().train["tags"].to_pylist()[:2] == [[1, 0, 2], [2, 2]]
-    # A null or a negative number is refused, and not converted.
-    for wrong, message in ((None, "null"), (-1, "tag -1 is outside")):
-        rows["tags"][1] = [2, wrong]
-        pq.write_table(pa.table(rows).replace_schema_metadata(metadata), tmp_path / "own" / "train.parquet")
-        with pytest.raises(UserError, match=message):
-            load_own()
-
-
 @pytest.mark.parametrize(
     "comment",
     [
@@ -222,15 +138,6 @@ def test_the_tags_of_conll_u_are_the_universal_parts_of_speech(tmp_path: Path, s
     ]
 
 
-@pytest.mark.parametrize(
-    "comment", ["# global.columns = ID FORM NER", "# meta::title = x", "# checktree", "#\tx\t[2009]"]
-)
-def test_any_line_with_a_number_sign_before_numbered_words_is_a_comment(tmp_path: Path, comment: str) -> None:
-    text = f"{comment}\n1-2\tdu\t_\t-\n1\tde\tO\t-\n2\tle\tO\t-\n2.1\tx\t_\t-\n\n# a\n1\t#\tO\t-\n"
-    (tmp_path / "train.iob2").write_text(text)
-    assert read_layout(tmp_path / "train.iob2", plain)["tokens"].to_pylist() == [["de", "le"], ["#"]]
-
-
 @pytest.mark.parametrize("strange", ["\u2028", "\x85", "\x0c", "\x1c", "\u00a0"])
 def test_only_line_feeds_end_lines_and_only_spaces_and_tabs_divide_them(tmp_path: Path, strange: str) -> None:
     word = f"a{strange}b"
@@ -251,17 +158,6 @@ def test_trec_s_judgements_give_the_task_that_parquet_gives(tmp_path: Path, suff
         lambda rows: "".join(f"{row['query-id']} 0 {row['corpus-id']} {row['score']}\n" for row in rows),
     )
     assert load("reqa_squad", tmp_path).fingerprint == expected
-
-
-def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:
-    write_entities(tmp_path)
-    expected = load("conll2003", tmp_path).fingerprint
-    folder = tmp_path / "conll2003"
-    (folder / "data").mkdir()
-    for file in folder.glob("*.parquet"):
-        file.rename(folder / "data" / file.name)
-        (folder / f"{file.stem}.txt").write_text("Some prose.\n")
-    assert load("conll2003", tmp_path).fingerprint == expected
 
 
 COLA = "gj04\t1\t\tOur friends won't buy this analysis.\ngj04\t0\t*\tThey drank the pub.\n"
@@ -292,11 +188,23 @@ def test_a_first_line_that_is_a_row_is_pointed_out(tmp_path: Path) -> None:
         ("Anna\tB-PER\t\nleft\tO\t \n\t\nBob\tB-PER\n", [["Anna", "left"], ["Bob"]]),  # tabs at an end don't count
         ("# SYM O\n1 CD B-NUM\n\nthe DT O\n", [["#", "1"], ["the"]]),  # a word, and no comment
         ("won VBD O\n2-1 CD O\n14.2 CD O\n\n6-4 CD O\n", [["won", "2-1", "14.2"], ["6-4"]]),  # no contractions
+        # Before numbered words, any line with a number sign is a comment.
+        ("#\tx\t[2009]\n1-2\tdu\t_\n1\tde\tO\n2\tle\tO\n2.1\tx\t_\n\n1\t#\tO\n", [["de", "le"], ["#"]]),
     ],
 )
 def test_words_that_look_like_something_else_are_words(tmp_path: Path, text: str, tokens: list[list[str]]) -> None:
     (tmp_path / "train.conll").write_text(text)
     assert read_layout(tmp_path / "train.conll", plain)["tokens"].to_pylist() == tokens
+
+
+def test_a_table_in_any_folder_comes_before_text_beside_it(tmp_path: Path) -> None:
+    write_entities(tmp_path)
+    expected, folder = load("conll2003", tmp_path).fingerprint, tmp_path / "conll2003"
+    (folder / "data").mkdir()
+    for file in folder.glob("*.parquet"):
+        file.rename(folder / "data" / file.name)
+        (folder / f"{file.stem}.txt").write_text("Some prose.\n")
+    assert load("conll2003", tmp_path).fingerprint == expected
 
 
 def asked(**changed: Any) -> str:
@@ -338,3 +246,63 @@ def test_what_is_allowed_in_other_layouts_too_is_read(tmp_path: Path) -> None:
     assert read_layout(tmp_path / "numbered.json", plain)["id"].to_pylist() == ["7"]
     assert read_layout(tmp_path / "rounds.qrels", plain, judged=True)["score"].to_pylist() == [-1, 2]
     assert len(read_layout(tmp_path / "train.tsv", plain, ("a", "b", "c", "d"))) == 2  # judgements in a retrieval task
+
+
+OWN = {
+    "name": "own", "family": "token-classification", "title": "Own", "source": "local", "folder": "own", "metric": "f1",
+    "splits": {"train": "train", "validation": "validation", "test": "test"}, "licence": "-", "citation": "-",
+}  # fmt: skip
+
+
+def load_own(root: Path, **changes: Any) -> Any:
+    return load_task(Task.model_validate(OWN | changes), store=Path("unused"), data_root=root)
+
+
+def test_iob1_is_converted_to_iob2_if_the_training_table_has_it_throughout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = [("I-PER B-PER O I-LOC", "B-PER B-PER O B-LOC"), ("I-LOC I-LOC O I-PER", "B-LOC I-LOC O B-PER")]
+    (tmp_path / "own").mkdir()
+
+    def written(split: str, form: int, more: str = "") -> None:
+        lines = ("\n".join(f"w{n} {tag}" for n, tag in enumerate(pair[form].split())) for pair in sentences * 5)
+        (tmp_path / "own" / f"{split}.conll").write_text("\n\n".join(lines) + more)
+
+    for form in (1, 0):
+        for split in ("train", "validation", "test"):
+            written(split, form)
+        found = load_own(tmp_path)
+        names = found.label_names
+        assert names == ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")[: len(names)]
+        for table in (found.train, found.validation, found.test):
+            tags = [[names[tag] for tag in row] for row in table["tags"].to_pylist()[:2]]
+            assert tags == [pair[1].split() for pair in sentences]
+    assert "they are converted to IOB2" in capsys.readouterr().err.replace("\n", " ")
+    with pytest.raises(UserError, match=r"the tags are IOB1.*label_names lacks B-LOC. Add it\."):
+        load_own(tmp_path, label_names=["O", "B-PER", "I-LOC", "I-PER"])
+    # The training table decides for all splits: with one entity there that begins with B-, none is converted.
+    written("train", 0, "\n\nRome B-LOC\nw I-LOC\n")
+    slipped = load_own(tmp_path)
+    assert [slipped.label_names[tag] for tag in slipped.test["tags"].to_pylist()[0]] == sentences[0][0].split()
+
+
+def test_tags_that_are_numbers_keep_them_as_iob1_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    """Names that the data carries may lack a B-, as no two persons of CoNLL-2003 stand side by side."""
+    feature = {"_type": "List", "feature": {"_type": "ClassLabel", "names": ["O", "I-PER", "I-LOC", "B-LOC"]}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": {"tags": feature}}}).encode()}
+    (tmp_path / "own").mkdir()
+
+    def loaded(second: list[int | None]) -> Any:
+        rows = pa.table({"tokens": [["Anna", "in", "Paris"], ["Rome", "Oslo"]] * 8, "tags": [[1, 0, 2], second] * 8})
+        for split in ("train", "validation", "test"):
+            pq.write_table(rows.replace_schema_metadata(metadata), tmp_path / "own" / f"{split}.parquet")
+        return load_own(tmp_path)
+
+    found = loaded([2, 3])
+    tags = [[found.label_names[tag] for tag in row] for row in found.test["tags"].to_pylist()[:2]]
+    assert tags == [["B-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
+    # Without any B- in the data they are IO, and stay as they are.
+    assert loaded([2, 2]).train["tags"].to_pylist()[:2] == [[1, 0, 2], [2, 2]]
+    for wrong, message in ((None, "null"), (-1, "tag -1 is outside")):
+        with pytest.raises(UserError, match=message):
+            loaded([2, wrong])

@@ -3,13 +3,11 @@ trained."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mlmclm.errors import EnvironmentFault, UserError
@@ -153,38 +151,6 @@ def test_a_missing_split_says_which_there_are(tmp_path: Path) -> None:
     (sst2(tmp_path) / "sst2" / "validation.parquet").unlink()
     with pytest.raises(UserError, match=r"has no split 'validation' .*there are: train\.parquet"):
         load("sst2", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["SPLIT.tsv"],
-        ["data/SPLIT-00000-of-00002.parquet", "data/SPLIT-00001-of-00002.parquet"],
-        ["SPLIT/0000.parquet", "SPLIT/0001.parquet"],
-        ["SPLIT.json.gz"],
-    ],
-)
-def test_a_folder_may_be_what_the_hub_s_own_download_leaves_or_glue_s(tmp_path: Path, files: list[str]) -> None:
-    """`dev` is what GLUE's own archives call the validation split."""
-    texts = {"train": [f"film {n}" for n in range(40)], "dev": [f"play {n}" for n in range(12)]}
-    for split, own in texts.items():
-        half = len(own) // len(files)
-        for number, name in enumerate(files):
-            table = rows(half, sentence=own[half * number : half * (number + 1)])
-            file = tmp_path / "sst2" / name.replace("SPLIT", split)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if file.suffix == ".parquet":
-                pq.write_table(pa.table(table), file)
-            elif file.suffix == ".tsv":
-                lines = [f"{text}\t{label}\n" for text, label in zip(table["sentence"], table["label"], strict=True)]
-                file.write_text("sentence\tlabel\n" + "".join(lines))
-            else:
-                pairs = zip(table["sentence"], table["label"], strict=True)
-                content = json.dumps([{"sentence": text, "label": label} for text, label in pairs])
-                file.write_bytes(gzip.compress(content.encode()))
-    found = load("sst2", tmp_path)
-    assert sorted(found.train["text"].to_pylist() + found.validation["text"].to_pylist()) == sorted(texts["train"])
-    assert found.test["text"].to_pylist() == texts["dev"]
 
 
 def test_parts_may_have_their_columns_in_another_order(tmp_path: Path) -> None:

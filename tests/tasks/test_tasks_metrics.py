@@ -30,7 +30,7 @@ from mlmclm.tasks.families.token_classification import TaggingTask, words_of_tok
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import Lists, mean_of
 from mlmclm.tasks.settings import TaskSettings
-from small_models import FILL, NAMES, save_small_model, write_questions
+from small_models import FILL, NAMES
 
 Row = np.ndarray[Any, Any]
 
@@ -100,15 +100,14 @@ def test_squad_scores_equal_the_official_definitions_on_random_answers() -> None
 
 
 @pytest.mark.parametrize("task", ["squad_4k", "squad_v2"])
-def test_answers_over_windows_are_scored_as_the_official_scripts_and_the_study_do(tmp_path: Path, task: str) -> None:
+def test_answers_over_windows_are_scored_as_the_official_scripts_and_the_study_do(place: Path, task: str) -> None:
     """Predictions are random spans of each window."""
     unanswerable, draw = task == "squad_v2", np.random.default_rng(0)
-    write_questions(tmp_path / "data", unanswerable=unanswerable)
-    folder, settings = save_small_model(tmp_path / "model"), TaskSettings(max_length=32, stride=8)
-    made, tokenizer = prepare_task(task, folder, settings, tmp_path, tmp_path / "data"), load_tokenizer(folder)
+    settings, tokenizer = TaskSettings(max_length=32, stride=8), load_tokenizer(place / "model")
+    made = prepare_task(task, place / "model", settings, place / "store", place / "data")
     predictions: list[Row] = []
     texts, references, study = [], [], []
-    for row in pq.read_table(tmp_path / "data" / task / "validation.parquet").to_pylist():
+    for row in pq.read_table(place / "data" / task / "validation.parquet").to_pylist():
         question = tokenizer(QUESTION.format(question=row["question"]), add_special_tokens=False)["input_ids"]
         encoded = tokenizer(" " + row["context"], add_special_tokens=False, return_offsets_mapping=True)
         characters = [(start - 1, end - 1) for start, end in encoded["offset_mapping"]]  # the space before it

@@ -25,19 +25,9 @@ from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import subset
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
-from small_models import save_small_model, write_all, write_questions, write_sentiment
+from small_models import save_small_model, write_sentiment
 
 PROTOCOL = Protocol(max_length=64, stride=8)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data/ and model/."""
-    folder = tmp_path_factory.mktemp("prepare")
-    write_all(folder / "data")
-    write_questions(folder / "data", unanswerable=True)
-    save_small_model(folder / "model")
-    return folder
 
 
 def prepared(place: Path, name: str, protocol: Protocol = PROTOCOL) -> prepare.Prepared:

@@ -150,7 +150,7 @@ def test_the_level_of_any_order_is_the_mean_over_random_orders_by_pytrec_eval(tm
     made = prepare(tmp_path, model, judged, ignore=None)
     count = int(made.table("test")["is_query"].to_numpy().sum())
     draw, totals, study = np.random.default_rng(0), np.zeros(count), np.zeros(count)
-    draws = 300
+    draws = 200
     for _ in range(draws):
         vectors = [*np.ones((count, 1), np.float32), *draw.random((len(DOCUMENTS), 1)).astype(np.float32)]
         found = made.examples("test", vectors)
