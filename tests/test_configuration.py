@@ -99,14 +99,6 @@ def test_true_is_no_number_wherever_an_annotation_has_it(model: type[Frozen], ke
         parse_config(model, {key: True}, where="x")
 
 
-def test_a_second_recipe_in_a_study_file_does_not_silently_drop_the_first(tmp_path: Path) -> None:
-    """README's snippet appended to the quickstart's file left the published recipe in place of the quickstart's."""
-    path = written(tmp_path, EXAMPLE.read_text(encoding="utf-8") + "\nrecipe:\n  compile: true\n")
-    with pytest.raises(UserError, match=r"file\.yaml: key 'recipe' is there twice, in lines \d+ and \d+"):
-        load_study(path)
-    assert load_study(EXAMPLE).recipe.block_length == 128
-
-
 def bomb(levels: int) -> str:
     """A list of ten aliases of a list of ten aliases, and so on."""
     lists = ["&a0 [x, x, x, x, x, x, x, x, x, x]"]

@@ -136,29 +136,6 @@ def test_a_state_s_key_changes_with_the_code_of_its_objective_and_of_what_that_u
     assert key() == keys[0], "and so it has among other code"
 
 
-@pytest.mark.parametrize("way", ["from helping import every", "import helping\nevery = helping.every", "inside"])
-def test_a_changed_helper_in_a_file_changes_the_key(
-    notebook: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    inside = way == "inside"
-    uses = "def every(tokens):\n    import helping\n    return helping.every(tokens)\n" if inside else f"{way}\n"
-    source = EVEN.replace("def every(tokens):\n    return tokens[:, ::SHARE]\n", uses)
-    keys = []
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its times are in seconds
-    for number in (2, 3):
-        (tmp_path / "numbers_here.py").write_text(f"SHARE = {number}\n")
-        (tmp_path / "helping.py").write_text(
-            "import numbers_here\n\ndef every(tokens):\n    return tokens[:, :: numbers_here.SHARE]\n"
-        )
-        for name in ("helping", "numbers_here"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        cell(source, number)
-        keys.append(key())
-    assert keys[0] != keys[1]
-
-
 def test_code_without_a_source_is_refused_where_a_key_is_made(notebook: None) -> None:
     source = EVEN.replace("    def label", "    def label_of")
     module = ModuleType("__main__")

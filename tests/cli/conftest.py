@@ -44,15 +44,12 @@ def run_apart(
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run a command line in this process: its exit code and output."""
+def run(run_apart: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str]]:
+    """Run a command line in this process: its exit code and all that it printed."""
 
     def call(*words: str | Path) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        captured = capfd.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), captured.out + captured.err
+        code, output, errors = run_apart(*words)
+        return code, output + errors
 
     return call
 

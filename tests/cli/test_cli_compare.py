@@ -16,7 +16,6 @@ import yaml
 from mlmclm.analysis.results import records
 from mlmclm.answers.comparison_of_models import Comparison
 from mlmclm.cli.compare import _show
-from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.run import run_cell
 from mlmclm.storage.place import Place
@@ -47,15 +46,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path) -> Run:
+def run(run_apart: Run, place: Path) -> Run:
     """Runs a verb in this process on the folder's store: exit code, output, errors."""
-    monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in (*words, "--store", place / "store", "--data", place / "data")])
-        captured = capfd.readouterr()
-        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+        code, output, errors = run_apart(*words, "--store", place / "store", "--data", place / "data")
+        return code, output, " ".join(errors.split())
 
     return call
 
@@ -168,7 +164,7 @@ def check_per_seed(call: Any, names: tuple[str, str], file: Path, results: list[
 
 
 def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_does(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, run_apart: Run
 ) -> None:
     names = ("1m-untrained", "2m-untrained")
     file = write_study(tmp_path, models=list(names), baseline=None, tasks=["sst2", "conll2003"])
@@ -177,10 +173,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
 
     def call(*words: str | Path, verb: tuple[str | Path, ...] = ("compare", "--study", file)) -> tuple[int, str, str]:
         places = ("--store", place.store, "--data", place.data_root or "")
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in (*verb, *words, *places)])
-        captured = capfd.readouterr()
-        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+        code, output, errors = run_apart(*verb, *words, *places)
+        return code, output, " ".join(errors.split())
 
     space, prepared = study_space(study), prepare_study(study, place)
     tasks = prepare_tasks(prepared, space)

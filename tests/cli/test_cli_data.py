@@ -11,25 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mlmclm.cli.main import main
 from mlmclm.cluster.placement import Cluster
 from mlmclm.cluster.ray_cluster import RaySession
 from small_study import write_study
 
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command line in this process: exit code, standard output and standard error."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        captured = capfd.readouterr()
-        return (ended.value.code if isinstance(ended.value.code, int) else 0), captured.out, captured.err
-
-    return call
+Run = Callable[..., tuple[int, str, str]]
 
 
 def study(folder: Path, **corpus: Any) -> list[str | Path]:
@@ -41,36 +27,38 @@ def study(folder: Path, **corpus: Any) -> list[str | Path]:
     return [path, "--store", folder / "store", "--data", folder / "data"]
 
 
-def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call) -> None:
+def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, run_apart: Run) -> None:
     words, verify = study(tmp_path, shard_mib=0.004), ("store", "verify", "--store", tmp_path / "store")
-    code, output, errors = call("data", *words, "--json")
+    code, output, errors = run_apart("data", *words, "--json")
     assert code == 0, errors
     described = json.loads(output)["corpus"]
     folder = Path(described["folder"])
     shards = sorted(folder.glob("*.bin"))
     assert described["shards"] == len(shards) > 3
-    assert call(*verify)[0] == 0
+    assert run_apart(*verify)[0] == 0
 
     content = shards[1].read_bytes()
     shards[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     times = {shard: shard.stat().st_mtime_ns for shard in shards}
-    code, output, _ = call(*verify, "--json")
+    code, output, _ = run_apart(*verify, "--json")
     assert code == 1
     (damaged,) = (one for kind in json.loads(output)["kinds"] for one in kind["damaged"])
     assert damaged["path"] == str(shards[1]) and damaged["reason"].startswith("it is not what was written")
-    assert call("study", *words, "--dry-run")[1].splitlines()[1].endswith("prepared"), "sizes are all that is looked at"
+    assert run_apart("study", *words, "--dry-run")[1].splitlines()[1].endswith("prepared"), (
+        "sizes are all that is looked at"
+    )
 
     shards[1].unlink()
-    code, output, _ = call(*verify)
+    code, output, _ = run_apart(*verify)
     assert (code, f"{shards[1]}: it is missing" in output) == (1, True)
-    assert "to be prepared" in call("study", *words, "--dry-run")[1]
-    code, _, errors = call("data", *words)
+    assert "to be prepared" in run_apart("study", *words, "--dry-run")[1]
+    code, _, errors = run_apart("data", *words)
     assert code == 0
     assert f"making {shards[1].name} again (no such file)" in errors
     assert shards[1].read_bytes() == content
     assert all(shard.stat().st_mtime_ns == times[shard] for shard in shards if shard != shards[1])
-    assert call(*verify)[0] == 0
-    code, output, errors = call("data", "order", *words, "--steps", "0:2")
+    assert run_apart(*verify)[0] == 0
+    code, output, errors = run_apart("data", "order", *words, "--steps", "0:2")
     assert (code, len(output.splitlines())) == (0, 16), errors
 
 
@@ -85,9 +73,9 @@ def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, call: Call
     ],
 )
 def test_a_wrong_place_for_shards_is_refused_before_any_work(
-    tmp_path: Path, call: Call, corpus: dict[str, Any], parts: list[str]
+    tmp_path: Path, run_apart: Run, corpus: dict[str, Any], parts: list[str]
 ) -> None:
-    code, _, errors = call("data", *study(tmp_path, **corpus))
+    code, _, errors = run_apart("data", *study(tmp_path, **corpus))
     assert code == 2
     assert all(part in " ".join(errors.split()) for part in parts), errors
     assert not list((tmp_path / "store").glob("tokenizers/*"))
@@ -99,7 +87,7 @@ def test_each_verb_that_uses_a_cluster_waits_for_its_nodes_as_long_as_it_is_told
 ) -> None:
     there = RaySession("127.0.0.1:1", None, local=False)
     monkeypatch.setattr("mlmclm.studies.work.ray_session", lambda *_, **__: nullcontext(there))
-    monkeypatch.setattr("mlmclm.cluster.cluster.cluster_view", lambda: lambda: Cluster(({},), {}))
+    monkeypatch.setattr("mlmclm.studies.work.cluster_view", lambda: lambda: Cluster(({},), {}))
     study = write_study(tmp_path)
     words = (study, "--ray", "auto", "--store", tmp_path / "store", "--data", tmp_path / "data")
     code, printed = run(verb, *words, "--wait-for-nodes", "0")

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from transformers import ConvBertConfig, ConvBertModel
 
-from mlmclm.cli.main import main
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell
@@ -44,17 +43,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> Run:
+def run(run_apart: Run, place: Path, tmp_path: Path) -> Run:
     """Runs `mlmclm finetune` in this process: exit code, output, errors."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        every = ["finetune", *words, "--store", tmp_path / "store", "--data", place / "data"]
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in every])
-        captured = capfd.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
+    return lambda *words: run_apart("finetune", *words, "--store", tmp_path / "store", "--data", place / "data")
 
 
 def sweep_cells(place: Path, store: Path) -> list[Any]:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from small_training import prepared
 
-from mlmclm.errors import EnvironmentFault
 from mlmclm.launches import run_stage as launch
 from mlmclm.launches import stage_errors
 from mlmclm.models.sizes import SIZES
@@ -155,14 +154,3 @@ def test_a_full_device_halves_the_micro_batch_of_all_workers_and_changes_nothing
     # A replicate begins with what was found.
     train_missing_stages(prepared(study_path, tmp_path / "searched", "1m-mlm40-10-r2", max_failures=0))
     assert (tmp_path / "searched" / "refused").read_text() == "4 2 "
-
-
-@pytest.mark.slow
-def test_a_device_that_is_full_with_one_sequence_ends_the_stage(
-    session: None, study_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "run_in_worker", full_above(0))
-    monkeypatch.setattr(launch, "_searches", lambda recipe, device: True)
-    with pytest.raises(EnvironmentFault, match=r"ran out of memory.*micro_batch \(now 1 sequences at once\)"):
-        train_missing_stages(prepared(study_path, tmp_path, "1m-mlm40-10", batch=4, max_failures=0))
-    assert (tmp_path / "refused").read_text() == "2 1 "
