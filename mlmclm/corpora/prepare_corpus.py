@@ -245,7 +245,7 @@ def _make(place: _Place, encoder: Encoder) -> None:
     # The index holds all records, so their files can go; not before, because they are what resuming needs.
     for part in (TRAIN, VALIDATION):
         for number in range(len(facts[part]["shards"])):
-            shelf.remove(record_file(part, number))
+            shelf.at(record_file(part, number)).unlink(missing_ok=True)
     if corpus.shards is not None:
         # A note in the store, so that `StoredCorpus` finds the shards by key alone.
         note = place.store / "corpora" / place.key / ELSEWHERE
@@ -317,7 +317,7 @@ def _finished(shelf: Shelf, part: str) -> list[Record]:
     for file in sizes:
         name, _, number = file.removesuffix(".json").rpartition("-")
         if file.endswith(".json") and name == part and int(number) >= len(records):
-            shelf.remove(file)
+            shelf.at(file).unlink(missing_ok=True)
     return records
 
 
@@ -343,10 +343,10 @@ def _repair(place: _Place, index: dict[str, Any], encoder: Encoder) -> None:
                 finished=records[:number],
             ) as writer:
                 fill({part: writer}, place.corpus, place.source, place.below, encoder)
-            shelf.remove(record_file(part, number))
+            shelf.at(record_file(part, number)).unlink(missing_ok=True)
             # The record has the shard's SHA-256: anything but the same bytes would make another corpus under this key.
             if writer.records[number:] != [record]:
-                shelf.remove(file)
+                shelf.at(file).unlink(missing_ok=True)
                 raise UserError(
                     f"{shelf.where(file)}: it was lost ({damaged[file]}), and the source's text has changed since it was made. Delete "
                     f"{shelf.where('')} to have the corpus prepared again."

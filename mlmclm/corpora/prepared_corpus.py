@@ -20,7 +20,7 @@ from mlmclm.errors import UserError
 from mlmclm.storage.addresses import address_of, discard, is_local
 from mlmclm.storage.artifact import KEY, Artifact, Origin, folders_in
 from mlmclm.storage.checksums import parse_sealed, read_sealed
-from mlmclm.storage.files import remove_folder
+from mlmclm.storage.files import hash_file, remove_folder
 from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
 
 SAMPLED_TOKENS = 8_000_000
@@ -157,7 +157,7 @@ def shelf_damage(shelf: Shelf) -> str | None:
 
 def _shard_damage(shelf: Shelf, file: str, sha256: str) -> str | None:
     try:
-        return None if shelf.checksum(file) == sha256 else DIFFERS
+        return None if hash_file(shelf.at(file)) == sha256 else DIFFERS
     except FileNotFoundError:
         return MISSING
     except OSError as error:

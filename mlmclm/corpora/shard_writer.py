@@ -23,7 +23,7 @@ from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.progress import say
 from mlmclm.storage.checksums import sealed, unsealed
-from mlmclm.storage.files import disk_faults, whole_file
+from mlmclm.storage.files import disk_faults, whole_file, write_atomic
 
 
 class Position(NamedTuple):
@@ -239,7 +239,7 @@ class ShardWriter:
         shard = Shard(self._path.name, self._begun, self._digest.hexdigest())
         if self._shelf.address is not None:
             for suffix, numbers in self._beside.items():
-                self._shelf.write(beside(shard.file, suffix), sealed_numbers(bytes(numbers), shard.sha256))
+                write_atomic(self._shelf.at(beside(shard.file, suffix)), sealed_numbers(bytes(numbers), shard.sha256))
         record = Record(shard, self._begun * self._length * self._dtype.itemsize, document, token, counts)
         self._shelf.write_json(record_file(self.part, len(self.records)), sealed(record.to_json()))
         self.records.append(record)

@@ -1,17 +1,16 @@
-"""Storage of a prepared corpus: a folder, or an fsspec address with a folder of copies on every node."""
+"""Storage of a prepared corpus: a folder, or an address in an object store with a folder of copies on every node."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from mlmclm.errors import EnvironmentFault, MlmclmError, UserError, one_line, unknown
+from mlmclm.errors import UserError
 from mlmclm.storage.checksums import set_aside
 from mlmclm.storage.files import (
     disk_fault,
@@ -23,9 +22,8 @@ from mlmclm.storage.files import (
     usual_mode,
     write_atomic,
 )
-from mlmclm.storage.objects import PACKAGES, bucket_of
+from mlmclm.storage.objects import ObjectPath
 
-Answer = TypeVar("Answer")
 INDEX = "index.json"
 CACHE = "~/.cache/mlmclm/corpora"
 """A node's folder for its copies of shards from an address, unless the study names another."""
@@ -38,9 +36,9 @@ AGAIN = "Run `mlmclm data` on the study to have it made again: intact files are 
 class Shelf:
     """The files of one corpus; a plain value that means the same on every node.
 
-    Without an address, `folder` holds the files. With an address (`s3://bucket/corpora/KEY`, or any that fsspec knows)
-    the files are there, and `folder` (in which ~ is the node's own home) holds the copies that a node has fetched:
-    whole files whose checksum was verified when they were copied.
+    Without an address, `folder` holds the files. With an address (`s3://bucket/corpora/KEY`) the files are there, and `folder`
+    (in which ~ is the node's own home) holds the copies that a node has fetched: whole files whose checksum was verified
+    when they were copied. Requests wait for an object store that doesn't answer (`storage.retrying`).
     """
 
     folder: str
@@ -53,44 +51,31 @@ class Shelf:
         """The folder on this node."""
         return expanded(self.folder)
 
+    def at(self, file: str) -> Path | ObjectPath:
+        """Return the path of a file in the folder, or at the address."""
+        return self.local / file if self.address is None else ObjectPath(self.address) / file
+
     def where(self, file: str) -> str:
         """Return a file's path or address, for messages."""
-        return f"{self.address or self.local}/{file}"
+        return str(self.at(file))
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each existing file, from one listing of the folder or address."""
-        if self.address is None:
-            with suppress(FileNotFoundError), os.scandir(self.local) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-            return {}
-
-        def listed(system: Any, path: str) -> dict[str, int]:
-            system.invalidate_cache()  # fsspec caches listings, and other nodes write here too.
-            entries = system.ls(path, detail=True)
-            return {str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in entries}
-
-        with suppress(FileNotFoundError):
-            return self._ask(listed)
+        if self.address is not None:
+            return ObjectPath(self.address).sizes()
+        with suppress(FileNotFoundError), os.scandir(self.local) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         return {}
 
     def read(self, file: str) -> bytes | None:
         """Read a file; None if it does not exist."""
         with suppress(FileNotFoundError):
-            if self.address is None:
-                return (self.local / file).read_bytes()
-            return self._ask(lambda system, path: bytes(system.cat_file(path)), file)
+            return self.at(file).read_bytes()
         return None
 
     def write_json(self, file: str, value: Any) -> None:
-        """Write a JSON file, completely or not at all as far as the file system allows."""
-        self.write(file, readable(value).encode())
-
-    def write(self, file: str, content: bytes) -> None:
-        """Write a small file, completely or not at all as far as the file system allows."""
-        if self.address is None:
-            write_atomic(self.local / file, content)
-            return
-        self._write(file, lambda system, path: system.pipe_file(path, content))
+        """Write a JSON file, completely or not at all."""
+        write_atomic(self.at(file), readable(value))
 
     def has_room(self, size: int) -> bool:
         """Return whether this node's copies may take `size` more bytes, after removing copies that are not needed.
@@ -120,34 +105,27 @@ class Shelf:
             EnvironmentFault: the address cannot be reached.
         """
 
-        def read(system: Any, path: str) -> list[bytes]:
-            files, starts, ends = (list(column) for column in zip(*wanted, strict=True))
-            paths = [f"{path}/{file}" for file in files]
-            # By default an error is returned in place of a part.
-            return [bytes(part) for part in system.cat_ranges(paths, starts, ends, on_error="raise")]
-
+        if not wanted or self.address is None:
+            return []
+        files, starts, ends = (list(column) for column in zip(*wanted, strict=True))
+        paths = [self.where(file) for file in files]
         try:
-            return self._ask(read) if wanted else []
+            # By default an error is returned in place of a part.
+            return ObjectPath(self.address).ask(
+                lambda system: list(map(bytes, system.cat_ranges(paths, starts, ends, on_error="raise")))
+            )
         except FileNotFoundError as error:
             raise UserError(f"{self.address}: a shard is missing ({error}). {AGAIN}") from error
 
     def put(self, file: str) -> None:
         """Copy a file from the folder to the address, if there is one."""
         if self.address is not None:
-            self._write(file, lambda system, path: system.put_file(str(self.local / file), path))
-
-    def remove(self, file: str) -> None:
-        """Remove a file if it exists."""
-        if self.address is None:
-            (self.local / file).unlink(missing_ok=True)
-            return
-        with suppress(FileNotFoundError):
-            self._ask(lambda system, path: system.rm_file(path), file)
+            (ObjectPath(self.address) / file).upload(self.local / file)
 
     def clear(self) -> None:
         """Remove all files, and this node's copies."""
         for file in self.sizes():
-            self.remove(file)
+            self.at(file).unlink(missing_ok=True)
         shutil.rmtree(self.local, ignore_errors=True)
 
     def fetch(self, file: str, size: int, sha256: str) -> Path:
@@ -190,26 +168,12 @@ class Shelf:
             f"only this file is {again} again."
         )
 
-    def checksum(self, file: str) -> str:
-        """Return the SHA-256 (hex) of a file in the folder or at the address, not of this node's copy.
-
-        Raises FileNotFoundError for a missing file.
-        """
-        if self.address is None:
-            return hash_file(self.local / file)
-
-        def digest(system: Any, path: str) -> str:
-            with system.open(path, "rb") as handle:
-                return hashlib.file_digest(handle, "sha256").hexdigest()
-
-        return self._ask(digest, file)
-
     def _copy(self, file: str, sha256: str) -> None:
         """Copy a file from the address into the folder, and verify its checksum before it gets its name."""
         temporary = None
         try:
             descriptor, temporary = temporary_file(self.local, file)
-            self._ask(lambda system, path: system.get_file(path, temporary), file)
+            (ObjectPath(self.address or "") / file).download(Path(temporary))
             actual = hash_file(Path(temporary))
             if actual != sha256:
                 raise UserError(
@@ -228,63 +192,6 @@ class Shelf:
                 os.close(
                     descriptor
                 )  # Open until now, so that no other process takes it for a dead one's and removes it.
-
-    def _write(self, file: str, request: Callable[[Any, str], object]) -> None:
-        def write(system: Any, path: str) -> None:
-            if not in_buckets(self.address or ""):
-                system.makedirs(path.removesuffix(f"/{file}"), exist_ok=True)
-            request(system, path)
-
-        self._ask(write, file)
-
-    def _ask(self, request: Callable[[Any, str], Answer], file: str | None = None) -> Answer:
-        """Return what a request returns, given the address's file system and the path of a file (or the folder) in it.
-
-        An object store that doesn't answer is waited for (`retrying`).
-
-        Raises:
-            FileNotFoundError: the file isn't there.
-            EnvironmentFault: the file system raised anything else, or an object store has not answered for too long.
-        """
-        address, where = self.address or "", self.where(file) if file is not None else self.address or ""
-        system, folder = file_system(address)
-        path = folder if file is None else f"{folder}/{file}"
-        if in_buckets(address):
-            return bucket_of(address).ask(where, lambda files: request(files, path))
-        try:
-            return request(system, path)
-        except (FileNotFoundError, MlmclmError):
-            raise
-        except Exception as error:
-            raise EnvironmentFault(
-                f"{where}: cannot be used ({type(error).__name__}: {one_line(error, 300)}). What is finished is kept: run the same command again."
-            ) from error
-
-
-def in_buckets(address: str) -> bool:
-    """Return whether an address is in an object store, on which a put is atomic."""
-    return address.partition("://")[0] in PACKAGES
-
-
-def file_system(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system for an address, and the path in it.
-
-    Raises UserError if fsspec doesn't know the protocol, or the package that it needs is not installed.
-    """
-    import fsspec
-
-    # In a chained address (`simplecache::s3://...`), the protocol that holds the files.
-    protocol = address.partition("://")[0].rpartition("::")[2]
-    try:
-        return fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise UserError(
-            f"corpus.shards: {address!r}: {protocol}:// needs a package that is not installed ({error}); s3fs for s3://, gcsfs for gs://, adlfs for az://."
-        ) from error
-    except ValueError as error:
-        if protocol in fsspec.available_protocols():
-            raise UserError(f"corpus.shards: {address!r}: {error}") from error
-        raise unknown("protocol", protocol, fsspec.available_protocols(), where="corpus.shards") from error
 
 
 def _size(path: Path) -> int | None:

@@ -114,10 +114,15 @@ def bucket_of(url: str) -> Bucket:
     """Return the bucket of an address; a process has one object for each.
 
     Raises:
-        ImportError: the package for this kind of store is not installed.
+        UserError: the kind of store is not supported, or its package is not installed.
     """
     protocol, _, rest = url.partition("://")
-    return _bucket(protocol, rest.partition("/")[0])
+    if protocol not in PROTOCOLS:
+        raise unknown("kind of object store", protocol, PROTOCOLS, where=url)
+    try:
+        return _bucket(protocol, rest.partition("/")[0])
+    except ImportError as error:
+        raise UserError(f"{url}: this needs a package: pip install {PACKAGES[protocol]}") from error
 
 
 @cache
@@ -244,10 +249,11 @@ class ObjectPath:
 
     def iterdir(self) -> list[ObjectPath]:
         """List the objects at any depth below this prefix, in the order of their names."""
-        try:
-            return self._ask(lambda files: [ObjectPath(files.unstrip_protocol(name)) for name in files.find(self.url)])
-        except FileNotFoundError:
-            return []
+        return list(self._listed())
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes in bytes of the objects below this prefix, by the rest of their names, from one listing."""
+        return {path.below(self): size for path, size in self._listed().items()}
 
     def open(self, mode: str = "rb") -> io.BytesIO:
         """Open the whole content for reading."""
@@ -255,7 +261,7 @@ class ObjectPath:
 
     def read_bytes(self) -> bytes:
         """Return the content."""
-        return self._ask(lambda files: bytes(files.cat_file(self.url, **self.bucket.reading)))
+        return self.ask(lambda files: bytes(files.cat_file(self.url, **self.bucket.reading)))
 
     def write_bytes(self, content: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Upload an object, which becomes visible when it is complete.
@@ -268,33 +274,44 @@ class ObjectPath:
         """
         options = {} if tag is None else {"IfMatch": tag}
         mode = "create" if new else "overwrite"
-        self._ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
+        self.ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
 
     def upload(self, path: Path) -> None:
         """Upload a file of this machine, large ones in parts. The object becomes visible when it is complete."""
-        self._ask(lambda files: files.put_file(str(path), self.url))
+        self.ask(lambda files: files.put_file(str(path), self.url))
 
     def download(self, path: Path) -> None:
         """Copy the object to a file of this machine, large ones in parts. The caller verifies the content."""
-        self._ask(lambda files: files.get_file(self.url, str(path)))
+        self.ask(lambda files: files.get_file(self.url, str(path)))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; some stores don't report that it is missing."""
         try:
-            self._ask(lambda files: files.rm_file(self.url))
+            self.ask(lambda files: files.rm_file(self.url))
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
     def rename(self, target: ObjectPath) -> None:
         """Copy the object to another name, and delete it here."""
-        self._ask(lambda files: files.cp_file(self.url, target.url))
+        self.ask(lambda files: files.cp_file(self.url, target.url))
         self.unlink(missing_ok=True)
 
-    def _info(self) -> dict[str, Any]:
-        return self._ask(lambda files: dict(files.info(self.url)))
+    def _listed(self) -> dict[ObjectPath, int]:
+        def find(files: Any) -> dict[ObjectPath, int]:
+            found = files.find(self.url, detail=True).items()
+            return {ObjectPath(files.unstrip_protocol(name)): int(entry["size"]) for name, entry in found}
 
-    def _ask(self, request: Callable[[Any], Answer]) -> Answer:
+        try:
+            return self.ask(find)
+        except FileNotFoundError:
+            return {}
+
+    def _info(self) -> dict[str, Any]:
+        return self.ask(lambda files: dict(files.info(self.url)))
+
+    def ask(self, request: Callable[[Any], Answer]) -> Answer:
+        """Return what a request to the bucket's file system returns; see `Bucket.ask`."""
         return self.bucket.ask(self.url, request, waits=self.waits)
 
 
@@ -337,13 +354,6 @@ def check_url(url: str) -> ObjectPath:
         UserError: the kind of store is not supported, its package is not installed, or there is no such bucket.
         EnvironmentFault: the store cannot be reached.
     """
-    protocol = url.partition("://")[0]
-    if protocol not in PROTOCOLS:
-        raise unknown("kind of object store", protocol, PROTOCOLS, where=url)
     path = ObjectPath(url.rstrip("/"))
-    try:
-        path.bucket  # noqa: B018  # opens the file system
-    except ImportError as error:
-        raise UserError(f"{url}: this needs a package: pip install {PACKAGES[protocol]}") from error
     path.hurried().exists()
     return path

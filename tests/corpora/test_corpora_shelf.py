@@ -1,4 +1,4 @@
-"""Files of a corpus in a folder, and at fsspec addresses."""
+"""Files of a corpus in a folder, and at an address."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from fsspec.registry import known_implementations
 
-from mlmclm.corpora.shelf import Shelf, file_system
+from mlmclm.corpora.corpus_config import CorpusConfig
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.storage.files import hash_file
+from mlmclm.storage.objects import bucket_of
+from mlmclm.storage.retrying import RetryPolicy
 
 CONTENT = b"0123456789" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-@pytest.fixture(params=["folder", "memory", "file"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
+@pytest.fixture(params=["folder", "memory"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
     """An empty shelf of each kind."""
-    name = uuid.uuid4().hex
-    addresses = {"folder": None, "memory": f"memory://{name}/corpora/key", "file": f"file://{tmp_path}/far/key"}
-    yield Shelf(str(tmp_path / "near"), addresses[request.param])
-    if request.param == "memory":
-        system = fsspec.filesystem("memory")
-        if system.exists(f"/{name}"):
-            system.rm(f"/{name}", recursive=True)
+    address = None if request.param == "folder" else f"memory://{uuid.uuid4().hex}/corpora/key"
+    return Shelf(str(tmp_path / "near"), address)
 
 
 def put(shelf: Shelf, file: str, content: bytes = CONTENT) -> None:
@@ -47,28 +43,25 @@ def test_what_is_put_is_listed_fetched_hashed_and_removed(shelf: Shelf) -> None:
     assert json.loads(shelf.read("index.json") or b"") == {"a": [1, "ü"]}
     assert shelf.sizes()["x.bin"] == len(CONTENT)
     assert shelf.sizes().keys() == {"index.json", "x.bin"}
-    assert shelf.checksum("x.bin") == SHA256
+    assert hash_file(shelf.at("x.bin")) == SHA256
     assert shelf.fetch("x.bin", len(CONTENT), SHA256).read_bytes() == CONTENT
-    shelf.remove("x.bin")
-    shelf.remove("x.bin")
+    shelf.at("x.bin").unlink()
     assert shelf.sizes().keys() == {"index.json"}
-    with pytest.raises(FileNotFoundError):
-        shelf.checksum("x.bin")
     shelf.clear()
     assert shelf.sizes() == {}
 
 
-@pytest.fixture(params=["memory", "file"])
-def far(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+@pytest.fixture
+def far(tmp_path: Path) -> Shelf:
     """A shelf at an address that holds x.bin, on a node that has no copy."""
-    address = {"memory": f"memory://{uuid.uuid4().hex}/key", "file": f"file://{tmp_path}/far/key"}[request.param]
+    address = f"memory://{uuid.uuid4().hex}/key"
     put(Shelf(str(tmp_path / "maker"), address), "x.bin")
     return Shelf(str(tmp_path / "node"), address)
 
 
 def test_a_node_fetches_a_file_once_however_many_ask_at_once(far: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
-    system = type(file_system(far.address or "")[0])
+    system = type(bucket_of(far.address or "").files)
     original = system.get_file
 
     def counted(self: Any, path: str, *rest: Any, **options: Any) -> Any:
@@ -106,21 +99,21 @@ def test_a_file_that_is_not_there_is_named(far: Shelf) -> None:
 
 def test_an_address_that_fails_is_the_environments_fault(far: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("no credentials")
+        raise RuntimeError("out of order")
 
-    monkeypatch.setattr(type(file_system(far.address or "")[0]), "get_file", refuse)
-    with pytest.raises(EnvironmentFault, match=r"x\.bin: cannot be used \(RuntimeError: no credentials\)"):
+    bucket = bucket_of(far.address or "")
+    monkeypatch.setattr(type(bucket.files), "get_file", refuse)
+    monkeypatch.setattr(bucket.availability, "retry", RetryPolicy(seconds=0))
+    with pytest.raises(EnvironmentFault, match=r"x\.bin: the object store .* \(out of order\)"):
         far.fetch("x.bin", len(CONTENT), SHA256)
 
 
 def test_an_unknown_protocol_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown protocol 'memry'. Did you mean 'memory'\?"):
-        Shelf("x", "memry://bucket/key").sizes()
+    for use in (lambda: Shelf("x", "memry://bucket/key").sizes(), lambda: CorpusConfig(source="x", shards="memry://a")):
+        with pytest.raises(Exception, match=r"unknown kind of object store 'memry'. Did you mean 'memory'\?"):
+            use()
 
 
-def test_a_protocol_whose_package_is_absent_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {"class": "no_such_package.System", "err": "Install no_such_package to access absent"}
-    monkeypatch.setitem(known_implementations, "absent", absent)
-    with pytest.raises(UserError, match=r"absent:// needs a package .*Install no_such_package") as caught:
-        Shelf("x", "absent://bucket/key").sizes()
-    assert "s3fs for s3://" in str(caught.value)
+def test_an_address_whose_package_is_absent_says_what_to_install() -> None:
+    with pytest.raises(UserError, match=r"gs://bucket/key: this needs a package: pip install gcsfs"):
+        Shelf("x", "gs://bucket/key").sizes()
