@@ -6,7 +6,6 @@ import io
 import json
 import lzma
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -76,26 +75,41 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> pa.Table:
             `header`, or expands beyond the limit (`storage.expansion`).
     """
     import pyarrow as pa
-    import pyarrow.parquet
 
     kind = kind_of(path)
-    with _reader_errors(path):
-        # pyarrow reads an uncompressed Parquet file by itself, without loading all of it as bytes first.
-        if kind == ".parquet" and not is_compressed(path):
-            deque(bounded_groups(path, path), maxlen=0)
-            return _plain(pyarrow.parquet.read_table(path))
-        if kind == ".parquet":
-            with open_data_file(path) as content:
-                deque(bounded_groups(content, path), maxlen=0)
-                return _plain(pyarrow.parquet.read_table(content))
-        if kind == ARROW:
-            with open_data_file(path) as source:
-                schema, batches = arrow_batches(source, path)
-                return pa.Table.from_batches(batches, schema)
+    with reader_errors(path):
+        if kind in (".parquet", ARROW):
+            with open_table(path) as (schema, batches):
+                return _plain(pa.Table.from_batches(batches, schema))
         content = _read_utf8(path)
         if kind in DELIMITERS:
             return _plain(_read_separated(path, content, header))
         return table_of_json(content.decode(), path, whole=kind == ".json")
+
+
+@contextmanager
+def open_table(
+    path: Path, columns: Sequence[str] | None = None
+) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Open a Parquet or Arrow file; yield its schema, and its batches, each within the limit of `storage.expansion`.
+
+    Args:
+        columns: the columns of a Parquet file to read; None for all.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    with open_data_file(path) as source:
+        if kind_of(path) == ARROW:
+            yield arrow_batches(source, path)
+        else:
+            yield (
+                ParquetFile(source).schema_arrow,
+                (
+                    batch
+                    for file, group in bounded_groups(source, path, columns)
+                    for batch in file.iter_batches(8192, row_groups=[group], columns=columns)
+                ),
+            )
 
 
 def read_text(path: Path) -> str:
@@ -104,33 +118,20 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: the file is truncated or is not UTF-8.
     """
-    with _reader_errors(path):
+    with reader_errors(path):
         return _read_utf8(path).decode()
 
 
-def read_lines(path: Path) -> io.StringIO:
-    """Return the lines of a text file, decompressed; they end at line feeds and carriage returns alone.
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, decompressed, one after the other; they end at line feeds and carriage returns alone.
 
     `str.splitlines` would also end them at characters that occur within text, such as U+2028 and U+0085.
 
     Raises:
         UserError: as for `read_text`.
     """
-    return io.StringIO(read_text(path), newline=None)
-
-
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of `read_lines` one after the other, so that the file may be larger than the memory.
-
-    Raises:
-        UserError: as for `read_text`.
-    """
-    try:
-        with _reader_errors(path), open_text(path) as text:
-            yield from text
-    except UnicodeDecodeError:
-        read_text(path)  # says on which line
-        raise
+    with reader_errors(path), open_text(path) as text:
+        yield from text
 
 
 def read_start(path: Path) -> str:
@@ -139,17 +140,20 @@ def read_start(path: Path) -> str:
     Raises:
         UserError: the file is truncated.
     """
-    with _reader_errors(path), open_bytes(path) as file:
+    with reader_errors(path), open_bytes(path) as file:
         return file.read(1 << 16).removeprefix(_MARK).decode(errors="replace")
 
 
 @contextmanager
-def _reader_errors(path: Path) -> Iterator[None]:
+def reader_errors(path: Path) -> Iterator[None]:
     """Turn the errors of readers into a `UserError`."""
     import pyarrow as pa
 
     try:
         yield
+    except UnicodeDecodeError:
+        read_text(path)  # says on which line
+        raise
     except (pa.ArrowException, OSError, EOFError, OverflowError, lzma.LZMAError, json.JSONDecodeError) as error:
         raise UserError(f"{path} cannot be read; is it cut short? ({one_line(error)})") from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmclm.errors import UserError, one_line
-from mlmclm.storage.data_files import DELIMITERS, TABLES, kind_of, read_lines, read_start, read_table, read_text
+from mlmclm.storage.data_files import DELIMITERS, TABLES, kind_of, lines_of, read_start, read_table, read_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ def _judgements(path: Path, column: Callable[[str], str]) -> pa.Table:
     import pyarrow as pa
 
     rows = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines_of(path), 1):
         fields = _fields(line)
         if fields == [""]:
             continue
@@ -151,12 +151,10 @@ def _words(path: Path, column: Callable[[str], str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    lines = read_lines(path)
-    sentences = _numbered(_sentences(path, lines, re.compile("#")))
+    sentences = _numbered(_sentences(path, lines_of(path), re.compile("#")))
     numbered = sentences is not None
     if sentences is None:
-        lines.seek(0)
-        sentences = _sentences(path, lines, _COMMENT)
+        sentences = _sentences(path, lines_of(path), _COMMENT)
     width = len(sentences[0][0]) if sentences else 2
     columns = {
         f"column_{place + 1}": [[fields[place] for fields in sentence] for sentence in sentences]

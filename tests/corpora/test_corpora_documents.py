@@ -342,9 +342,9 @@ def test_a_missing_path_is_an_error(source: str, tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "line 2: not valid JSON"),
         ("a.jsonl", b'"text"\n', "expected an object"),
         ("a.json", b'["text"]', 'value 1 is "text", where an object is expected'),
-        ("a.json", b'[{"text": "a"}', "not valid JSON"),
-        ("a.txt", b"caf\xe9 \xff\xfe", "not UTF-8"),
-        ("a.parquet", b"nonsense", "not a Parquet file"),
+        ("a.json", b'[{"text": "a"}', "cannot be read; is it cut short"),
+        ("a.txt", b"caf\xe9 \xff\xfe", "line 1: not UTF-8"),
+        ("a.parquet", b"nonsense", "cannot be read; is it cut short"),
     ],
 )
 def test_a_malformed_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
