@@ -17,7 +17,6 @@ import sysconfig
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +28,7 @@ from mlmclm.pydocs.documented import distinct
 from mlmclm.pydocs.outlines import outline
 from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, resolved, write_pin
-from mlmclm.storage.files import hash_file, stable_hash, write_json
+from mlmclm.storage.files import stable_hash, write_json
 
 EXTRACTOR_VERSION = 2
 """Part of the fingerprint: raise it when the extractor's output changes. A store keeps the documentation it has."""
@@ -49,14 +48,6 @@ Style = Literal["numpydoc", "google", "sphinx", "plain"]
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class Root:
-    """A folder of top-level packages and modules: the standard library, installed distributions, or another folder."""
-
-    path: Path
-    origin: Literal["stdlib", "site", "folder"]
-
-
 class Docstring(NamedTuple):
     """A docstring as a worker finds it. `module` and `name` are dotted; `name` is empty for a module's docstring."""
 
@@ -68,12 +59,12 @@ class Docstring(NamedTuple):
     text: str
 
 
-def installed_roots() -> list[Root]:
-    """Return the standard library and the site-packages folders of the running interpreter."""
+def installed_roots() -> list[Path]:
+    """Return the folders of packages and modules: the standard library's, and the site-packages folders."""
     paths = sysconfig.get_paths()
     # On most systems the two folders are one, which must not be read twice.
     site = [Path(paths["purelib"]), *({Path(paths["platlib"])} - {Path(paths["purelib"])})]
-    return [Root(Path(paths["stdlib"]), "stdlib"), *(Root(path, "site") for path in site)]
+    return [Path(paths["stdlib"]), *site]
 
 
 def environment_fingerprint() -> str:
@@ -82,13 +73,10 @@ def environment_fingerprint() -> str:
     That is Python's version, the installed distributions, and the extractor's version.
     """
     parts: list[Any] = [EXTRACTOR_VERSION, list(sys.version_info[:3])]
-    for root in installed_roots():
-        if root.origin == "site":
-            # Folder names such as `numpy-2.1.0.dist-info` have the versions; no file needs to be read.
-            distributions = {item.name for item in root.path.glob("*.dist-info")}
-            parts.append(sorted(name for name in distributions if not name.startswith(f"{OWN_PACKAGE}-")))
-        elif root.origin == "folder":
-            parts.append([[_module_of(file, root.path), hash_file(file)] for file in source_files(root)])
+    for site in installed_roots()[1:]:
+        # Folder names such as `numpy-2.1.0.dist-info` have the versions; no file needs to be read.
+        distributions = {item.name for item in site.glob("*.dist-info")}
+        parts.append(sorted(name for name in distributions if not name.startswith(f"{OWN_PACKAGE}-")))
     return stable_hash(parts)[:16]
 
 
@@ -158,13 +146,13 @@ def read_group(folder: Path, number: int) -> list[dict[str, str]]:
     return rows
 
 
-def source_files(root: Root) -> list[Path]:
+def source_files(root: Path) -> list[Path]:
     """List the Python sources under a root in a fixed order, without tests, vendored copies and this project's own."""
     files = []
-    for folder, folders, names in os.walk(root.path):
+    for folder, folders, names in os.walk(root):
         # `os.walk` doesn't descend into folders that are removed from its list.
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        if Path(folder) == root.path:
+        if Path(folder) == root:
             folders[:] = [name for name in folders if name != OWN_PACKAGE]
         files += [Path(folder) / name for name in names if name.endswith(".py")]
     return sorted(files, key=lambda file: file.parts)
@@ -292,7 +280,7 @@ def _write(folder: Path) -> None:
     import pyarrow.parquet
 
     roots = installed_roots()
-    files = [(str(file), _module_of(file, root.path)) for root in roots for file in source_files(root)]
+    files = [(str(file), _module_of(file, root)) for root in roots for file in source_files(root)]
     chunks = [files[start : start + _FILES_A_CHUNK] for start in range(0, len(files), _FILES_A_CHUNK)]
     documents: list[Docstring] = []
     failed = 0
@@ -305,9 +293,7 @@ def _write(folder: Path) -> None:
     # Keep the first of copies that differ in white space only.
     kept = distinct(documents, key=lambda doc: " ".join(doc.text.split()))
     if not kept:
-        raise UserError(
-            f"there is no docstring under {', '.join(str(root.path) for root in roots)}: a corpus needs text."
-        )
+        raise UserError(f"there is no docstring under {', '.join(map(str, roots))}: a corpus needs text.")
     owners = _owners(roots)
     splits = split_groups(_groups(kept, owners))
     rows = [(doc, splits[owners.get(doc.package, doc.package)]) for doc in kept]
@@ -329,11 +315,11 @@ def _write(folder: Path) -> None:
     write_json(folder / "meta.json", facts)
 
 
-def _owners(roots: Sequence[Root]) -> dict[str, str]:
+def _owners(roots: Sequence[Path]) -> dict[str, str]:
     """Map each top-level package to the distribution that installed it, so that `attr` and `attrs` stay together."""
     owners: dict[str, str] = {}
     for root in roots:
-        for record in sorted(root.path.glob("*.dist-info/RECORD")) if root.origin == "site" else []:
+        for record in sorted(root.glob("*.dist-info/RECORD")):
             distribution = record.parent.name.partition("-")[0].lower()
             # A line of RECORD is: path,hash,size.
             for line in record.read_text(encoding="utf-8", errors="replace").splitlines():

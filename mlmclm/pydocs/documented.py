@@ -11,6 +11,8 @@ from mlmclm.corpora.hashing import text_hash
 from mlmclm.pydocs.sections import Field, Parsed
 
 Item = TypeVar("Item")
+Rows = list[dict[str, Any]]
+"""Rows of a table."""
 
 # A word, which may have dots, apostrophes and hyphens inside, or a single punctuation mark.
 _WORD = re.compile(r"\w+(?:[.'-]\w+)*|[^\w\s]")
@@ -31,27 +33,6 @@ class Documented(NamedTuple):
     package: str
     name: str
     parsed: Parsed
-
-
-class TypedRows(NamedTuple):
-    """Rows of one Parquet file, and the columns' types, named as in `schema`."""
-
-    rows: list[dict[str, Any]]
-    columns: dict[str, str]
-
-    def schema(self) -> Any:
-        """Return the Arrow schema."""
-        import pyarrow as pa
-
-        answers = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
-        types = {
-            "text": pa.string(),
-            "integer": pa.int64(),
-            "texts": pa.list_(pa.string()),
-            "integers": pa.list_(pa.int64()),
-            "answers": answers,
-        }
-        return pa.schema([(name, types[kind]) for name, kind in self.columns.items()])
 
 
 def split_words(text: str) -> list[str]:

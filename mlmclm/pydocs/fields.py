@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mlmclm.pydocs.documented import (
     Documented,
-    TypedRows,
+    Rows,
     distinct,
     draw,
     first_sentences,
@@ -28,7 +28,6 @@ COUNTS = {"train": 6000, "validation": 500, "test": 500}
 LONGEST_DESCRIPTION = 16
 LONGEST_TYPE = 8
 """Maximum number of words in a type; a longer text is prose."""
-COLUMNS = {"tokens": "texts", "tags": "integers"}
 
 # What follows a type without being part of it: "int, optional" or "str, default: 'a'".
 _NOT_TYPE = re.compile(r"[,;]? *\(?\b(?:optional|defaults?(?: to|:|=)?|required)\b.*$", re.IGNORECASE)
@@ -36,7 +35,7 @@ _NOT_TYPE = re.compile(r"[,;]? *\(?\b(?:optional|defaults?(?: to|:|=)?|required)
 Tagged = list[tuple[str, str]]
 
 
-def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
+def make(documents: Sequence[Documented]) -> dict[str, Rows]:
     """Make the tables train, validation and test; columns: tokens, tags (indices into `LABELS`)."""
     tables = {}
     for split, entries in new_entries(documents, lambda field: (field, _description(field)), lambda pair: pair[1]):
@@ -44,8 +43,7 @@ def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
         examples = distinct(examples, key=lambda example: _text(example[0]))
         chosen = select(examples, COUNTS[split], key=lambda e: _text(e[0]), package=lambda e: e[1], salt="fields")
         pairs = (zip(*tagged, strict=True) for tagged, _ in chosen)
-        rows = [{"tokens": list(tokens), "tags": list(map(LABELS.index, tags))} for tokens, tags in pairs]
-        tables[split] = TypedRows(rows, COLUMNS)
+        tables[split] = [{"tokens": list(tokens), "tags": list(map(LABELS.index, tags))} for tokens, tags in pairs]
     return tables
 
 

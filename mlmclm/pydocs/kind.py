@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlmclm.pydocs.documented import Documented, TypedRows, distinct, first_sentences, normal, select, split_words
+from mlmclm.pydocs.documented import Documented, Rows, distinct, first_sentences, normal, select, split_words
 
 LABELS = ["summary", "parameter", "return", "exception", "note"]
 COUNTS = {"train": 8000, "validation": 500, "test": 500}
 LONGEST = 32
 """Maximum number of words in a text."""
 SHORTEST = 4
-COLUMNS = {"text": "text", "text_pair": "text", "label": "integer"}
 
 
-def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
+def make(documents: Sequence[Documented]) -> dict[str, Rows]:
     """Make the tables train, validation and test; columns: text, text_pair (null), label."""
     tables = {}
     taken: set[str] = set()  # An evaluation text must be in no earlier split, not even with another label.
@@ -27,7 +26,7 @@ def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
         pool = [(text, document.package, label) for document in chosen for text, label in _texts(document)]
         pool = distinct(pool, key=lambda item: normal(item[0]), taken=taken)
         taken |= {normal(text) for text, _, _ in pool}
-        tables[split] = TypedRows(_rows(pool, split), COLUMNS)
+        tables[split] = _rows(pool, split)
     return tables
 
 
@@ -41,7 +40,7 @@ def _texts(document: Documented) -> Iterator[tuple[str, int]]:
             yield text, LABELS.index(role)
 
 
-def _rows(pool: list[tuple[str, str, int]], split: str) -> list[dict[str, object]]:
+def _rows(pool: list[tuple[str, str, int]], split: str) -> Rows:
     """Choose equally many texts of each label, if there are enough, and order them independently of their labels."""
     chosen = []
     for label in range(len(LABELS)):

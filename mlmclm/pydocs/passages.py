@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mlmclm.pydocs.documented import (
     EVALUATION_SPLITS,
     Documented,
-    TypedRows,
+    Rows,
     distinct,
     first_sentences,
     normal,
@@ -40,7 +40,7 @@ class _Pair(NamedTuple):
     package: str
 
 
-def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
+def make(documents: Sequence[Documented]) -> dict[str, Rows]:
     """Make the table train (query, positive), and for each evaluation split queries and corpus (id, text) and qrels."""
     pools: dict[str, list[_Pair]] = {}
     queries: set[str] = set()
@@ -54,8 +54,8 @@ def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
         queries |= {normal(pair.query) for pair in pairs}
         bodies |= {normal(pair.body) for pair in pairs}
         pools[split] = pairs
-    train = [{"query": pair.query, "positive": pair.body} for pair in _select(pools["train"], TRAIN)]
-    tables = {"train": TypedRows(train, {"query": "text", "positive": "text"})}
+    train: Rows = [{"query": pair.query, "positive": pair.body} for pair in _select(pools["train"], TRAIN)]
+    tables = {"train": train}
     for split in EVALUATION_SPLITS:
         tables.update(_evaluation(split, _select(pools[split], CORPUS)))
     return tables
@@ -65,7 +65,7 @@ def _select(pairs: list[_Pair], count: int) -> list[_Pair]:
     return select(pairs, count, key=lambda pair: pair.query, package=lambda pair: pair.package, salt="retrieval")
 
 
-def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, TypedRows]:
+def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, Rows]:
     """Return the queries, corpus and relevance judgements of a split.
 
     The corpus is sorted by text, so that a text's position doesn't reveal its query.
@@ -73,14 +73,10 @@ def _evaluation(split: str, pairs: list[_Pair]) -> dict[str, TypedRows]:
     order = sorted(range(len(pairs)), key=lambda number: pairs[number].body)
     place = {number: f"d{position}" for position, number in enumerate(order)}
     numbers = range(min(QUERIES, len(pairs)))
-    text = {"id": "text", "text": "text"}
     return {
-        f"{split}_queries": TypedRows([{"id": f"q{number}", "text": pairs[number].query} for number in numbers], text),
-        f"{split}_corpus": TypedRows([{"id": place[number], "text": pairs[number].body} for number in order], text),
-        f"{split}_qrels": TypedRows(
-            [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in numbers],
-            {"query_id": "text", "corpus_id": "text", "score": "integer"},
-        ),
+        f"{split}_queries": [{"id": f"q{number}", "text": pairs[number].query} for number in numbers],
+        f"{split}_corpus": [{"id": place[number], "text": pairs[number].body} for number in order],
+        f"{split}_qrels": [{"query_id": f"q{number}", "corpus_id": place[number], "score": 1} for number in numbers],
     }
 
 

@@ -7,11 +7,11 @@ description.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlmclm.pydocs.documented import (
     Documented,
-    TypedRows,
+    Rows,
     distinct,
     draw,
     first_sentences,
@@ -26,7 +26,6 @@ COUNTS = {"train": 8000, "validation": 500, "test": 500}
 LONGEST_DESCRIPTION = 16
 LARGEST_CONTEXT = 4
 """Maximum number of entries in a context."""
-COLUMNS = {"id": "text", "question": "text", "context": "text", "answers": "answers"}
 
 _ABOUT_PARAMETER = ("What does the parameter {} do?", "What is {}?", "What is the meaning of {}?")
 _ABOUT_TYPE = ("What type is {}?", "What is the type of {}?")
@@ -45,18 +44,18 @@ class _Part(NamedTuple):
     description_start: int
 
 
-def make(documents: Sequence[Documented]) -> dict[str, TypedRows]:
+def make(documents: Sequence[Documented]) -> dict[str, Rows]:
     """Make the tables train, validation and test; columns: id, question, context, answers (text, answer_start)."""
     tables = {}
     for split, entries in new_entries(documents, _part, lambda part: part.description):
         examples = [(row, package) for parts, package in entries for row in _questions(parts)]
         examples = distinct(examples, key=lambda example: normal(example[0]["context"]))
         chosen = select(examples, COUNTS[split], key=lambda e: e[0]["context"], package=lambda e: e[1], salt="qa")
-        tables[split] = TypedRows([{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)], COLUMNS)
+        tables[split] = [{"id": f"{split}-{n}", **row} for n, (row, _) in enumerate(chosen)]
     return tables
 
 
-def _questions(parts: list[_Part]) -> list[dict[str, Any]]:
+def _questions(parts: list[_Part]) -> Rows:
     """Make one question for each run of two to four entries; it is about one of them."""
     parts = [part for part in parts if len(part.description.split()) >= 3]
     rows = []

@@ -27,7 +27,7 @@ from mlmclm.pydocs import kind as pydocs_kind
 from mlmclm.pydocs import passages as pydocs_retrieval
 from mlmclm.pydocs import questions as pydocs_qa
 from mlmclm.pydocs.documentation import prepare_pydocs, read_group, read_groups
-from mlmclm.pydocs.documented import Documented, TypedRows
+from mlmclm.pydocs.documented import Documented, Rows
 from mlmclm.pydocs.pin import resolved
 from mlmclm.pydocs.sections import parse_docstring
 from mlmclm.storage.files import stable_hash, write_json
@@ -36,7 +36,7 @@ TASK_VERSION = 1
 """Part of every key: raise it when a change of the code changes the examples of any of the four tasks."""
 
 # By task: the family, the label names, the function that makes the tables, and the description for `meta.json`.
-_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, TypedRows]], str]] = {
+_MAKERS: dict[str, tuple[str, list[str], Callable[[Sequence[Documented]], dict[str, Rows]], str]] = {
     "pydocs-kind": ("sequence-classification", pydocs_kind.LABELS, pydocs_kind.make, pydocs_kind.__doc__ or ""),
     "pydocs-fields": ("token-classification", pydocs_fields.LABELS, pydocs_fields.make, pydocs_fields.__doc__ or ""),
     "pydocs-qa": ("question-answering", [], pydocs_qa.make, pydocs_qa.__doc__ or ""),
@@ -102,28 +102,31 @@ def _parse_group(folder: Path, number: int) -> list[Documented]:
     ]
 
 
-def _tables(documents: Sequence[Documented], task: str) -> dict[str, TypedRows]:
+def _tables(documents: Sequence[Documented], task: str) -> dict[str, Rows]:
     """Make the tables of one task, in a worker."""
     return _MAKERS[task][2](documents)
 
 
-def _write(task: str, tables: dict[str, TypedRows], source: str, folder: Path) -> None:
+def _write(task: str, tables: dict[str, Rows], source: str, folder: Path) -> None:
     """Write a task's files into a folder."""
     import pyarrow
     import pyarrow.parquet
 
     family, labels, _, how = _MAKERS[task]
-    empty = [name for name, table in tables.items() if not table.rows]
+    empty = [name for name, table in tables.items() if not table]
     if empty:
         raise UserError(
             f"{task}: there is too little documentation in this environment for {', '.join(empty)}: packages with "
             "parameter descriptions are needed for each split. Choose other tasks, or install such packages."
         )
     meta: dict[str, Any] = {"name": task, "family": family, "label_names": labels, "pydocs": source, "how": how}
-    meta["rows"] = {name: len(table.rows) for name, table in tables.items()}
+    meta["rows"] = {name: len(table) for name, table in tables.items()}
     # A hash of the rows, not of the Parquet files, whose bytes depend on pyarrow's version.
-    meta["fingerprint"] = stable_hash([labels, {name: table.rows for name, table in tables.items()}])
+    meta["fingerprint"] = stable_hash([labels, tables])
     for name, table in tables.items():
-        content = pyarrow.Table.from_pylist(table.rows, schema=table.schema())
+        content = pyarrow.Table.from_pylist(table)
+        text = pyarrow.string()  # of a column without a value, such as text_pair
+        schema = [field.with_type(text) if pyarrow.types.is_null(field.type) else field for field in content.schema]
+        content = content.cast(pyarrow.schema(schema))
         pyarrow.parquet.write_table(content, folder / f"{name}.parquet", compression="zstd")
     write_json(folder / "meta.json", meta)

@@ -70,9 +70,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environment(packages: Path, monkeypatch: pytest.MonkeyPatch) -> list[pydocs.Root]:
+def environment(packages: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The packages in place of the installed ones."""
-    roots = [pydocs.Root(packages, "folder")]
+    roots = [packages / "no standard library", packages]
     monkeypatch.setattr(pydocs, "installed_roots", lambda: roots)
     return roots
 

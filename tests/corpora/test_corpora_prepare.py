@@ -157,9 +157,7 @@ def test_special_tokens_written_in_the_text_stay_text(tmp_path: Path, texts: lis
     assert documents_in(prepared)[0].endswith("<|mask|> and <|end_of_text|>")
 
 
-def test_the_documentation_corpus_has_training_packages_in_train_only(
-    environment: list[pydocs.Root], tmp_path: Path
-) -> None:
+def test_the_documentation_corpus_has_training_packages_in_train_only(environment: list[Path], tmp_path: Path) -> None:
     prepared = build("pydocs", tmp_path)
     folder = pydocs.prepare_pydocs(tmp_path)
     for part in ("train", "validation"):

@@ -7,14 +7,13 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from mlmclm.corpora import process_map
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
-from mlmclm.pydocs.documentation import Root, docstrings, environment_fingerprint, prepare_pydocs, read_group, topics
+from mlmclm.pydocs.documentation import docstrings, environment_fingerprint, prepare_pydocs, read_group, topics
 from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
 
 SOURCE = b'''"""The module's own text."""
@@ -53,9 +52,9 @@ def odd():
 '''
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, root: Path, origin: Literal["site", "folder"] = "folder") -> None:
+def installed(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Put a folder in the place of the installed packages."""
-    monkeypatch.setattr(pydocs, "installed_roots", lambda: [Root(root, origin)])
+    monkeypatch.setattr(pydocs, "installed_roots", lambda: [root / "no standard library", root])
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -99,13 +98,13 @@ def test_the_style_of_a_docstring_is_recognised(text: str, style: str) -> None:
     assert pydocs.style_of(text) == style
 
 
-def test_nothing_is_imported(environment: list[Root], tmp_path: Path) -> None:
+def test_nothing_is_imported(environment: list[Path], tmp_path: Path) -> None:
     before = set(sys.modules)
     prepare_pydocs(tmp_path)
     assert not {name for name in set(sys.modules) - before if name.startswith("package")}
 
 
-def test_splits_are_disjoint_by_package_and_by_text(environment: list[Root], tmp_path: Path) -> None:
+def test_splits_are_disjoint_by_package_and_by_text(environment: list[Path], tmp_path: Path) -> None:
     found = rows(prepare_pydocs(tmp_path))
     packages = {split: {row["package"] for row in found if row["split"] == split} for split in pydocs_splits()}
     assert all(packages.values())
@@ -122,7 +121,7 @@ def pydocs_splits() -> list[str]:
 
 
 def test_the_number_of_workers_does_not_change_a_byte(
-    environment: list[Root], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = []
     for count in (1, 2):
@@ -132,7 +131,7 @@ def test_the_number_of_workers_does_not_change_a_byte(
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
-def test_a_second_call_only_looks(environment: list[Root], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_only_looks(environment: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = prepare_pydocs(tmp_path)
     monkeypatch.setattr(pydocs, "_extract", None)
     assert prepare_pydocs(tmp_path) == folder
@@ -166,7 +165,7 @@ def test_sources_without_docstrings_are_an_error(tmp_path: Path, monkeypatch: py
 def test_the_fingerprint_follows_distributions_but_not_this_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(monkeypatch, tmp_path, "site")
+    installed(monkeypatch, tmp_path)
     (tmp_path / "one-1.0.dist-info").mkdir()
     first = environment_fingerprint()
     (tmp_path / "mlmclm-0.1.0.dist-info").mkdir()
@@ -183,7 +182,7 @@ def test_packages_of_one_distribution_stay_together(
     record = site / "both-1.0.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_text("".join(f"package{n:02d}/__init__.py,sha256=x,1\n" for n in range(20)))
-    installed(monkeypatch, site, "site")
+    installed(monkeypatch, site)
     found = rows(prepare_pydocs(tmp_path))
     assert {row["split"] for row in found} == {"train"}
 

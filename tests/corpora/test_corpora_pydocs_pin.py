@@ -24,14 +24,15 @@ Install = Callable[[], str]
 
 
 @pytest.fixture
-def install(packages: Path, tmp_path: Path, environment: list[pydocs.Root], monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(packages: Path, tmp_path: Path, environment: list[Path], monkeypatch: pytest.MonkeyPatch) -> Install:
     """Changes the environment: one package more; returns its fingerprint."""
 
     def change() -> str:
         site = tmp_path / "site"
         shutil.copytree(packages, site)
         (site / "newcomer.py").write_text('"""This package was installed later than all the others."""\n')
-        monkeypatch.setattr(pydocs, "installed_roots", lambda: [pydocs.Root(site, "folder")])
+        (site / "newcomer-1.0.dist-info").mkdir()
+        monkeypatch.setattr(pydocs, "installed_roots", lambda: [site / "no standard library", site])
         return environment_fingerprint()
 
     return change

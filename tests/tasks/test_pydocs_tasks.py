@@ -15,7 +15,6 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation
-from mlmclm.pydocs.documentation import Root
 from mlmclm.pydocs.documented import first_sentences, normal, select, split_words
 from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
 from small_words import WORDS
@@ -72,7 +71,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(packages: Path) -> Iterator[None]:
     """The packages in the place of the installed ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documentation, "installed_roots", lambda: [Root(packages, "folder")])
+        patch.setattr(documentation, "installed_roots", lambda: [packages / "no standard library", packages])
         yield
 
 
@@ -212,7 +211,7 @@ def test_a_task_with_another_bit_is_made_again_and_a_line_says_so(
 
 
 def test_too_little_documentation_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documentation, "installed_roots", lambda: [Root(tmp_path, "folder")])
+    monkeypatch.setattr(documentation, "installed_roots", lambda: [tmp_path / "no standard library", tmp_path])
     for number in range(3):
         (tmp_path / f"module{number}.py").write_text(f'"""A module about nothing, number {number}."""\n')
     with pytest.raises(UserError, match="too little documentation"):
