@@ -12,9 +12,7 @@ from typer import Argument, Option
 from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.output import print_json, show, show_plan, show_results, show_table
-from mlmclm.cli.plan import show_priced
 from mlmclm.errors import UserError
-from mlmclm.numbers import time_text
 from mlmclm.progress import starting
 
 Test = Annotated[Path | None, Option(metavar="FILE", help="Test rows; by default a fifth of the rows is held out.")]
@@ -238,9 +236,8 @@ def replicate(
     scale: Annotated[
         str,
         Option(
-            metavar="tiny|small|paper",
-            help="tiny: minutes, without data. small: a night on two cores, with the data sets of --data. paper: what the paper itself "
-            "computed, as a plan with its price.",
+            metavar="tiny|small",
+            help="tiny: minutes, without data. small: a night on two cores, with the data sets of --data.",
         ),
     ] = "tiny",
     part: options.Part = None,
@@ -251,11 +248,6 @@ def replicate(
     dry_run: options.DryRun = False,
     write: Annotated[
         Path | None, Option(metavar="FOLDER", help="Only copy the study file and its tasks to a folder, to edit.")
-    ] = None,
-    device: options.Device = None,
-    price: Annotated[
-        float | None,
-        Option(min=0, help="With --scale paper: price of an hour of one device, for the cost of pretraining."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -269,21 +261,11 @@ def replicate(
     mlmclm replicate study --scale tiny
 
     mlmclm replicate ettin --scale small --data ~/datasets --part half
-
-    mlmclm replicate study --scale paper --device h100 --price 2.50
     """
-    from mlmclm.studies.plan import COMPUTED, replication_of, write_replication
+    from mlmclm.studies.plan import replication_of, write_replication
 
-    name, planned = replication_of(paper, scale), scale not in COMPUTED
-    for option, setting in (("--device", device), ("--price", price)):
-        if setting is not None and not planned:
-            raise UserError(f"{option} is for --scale paper.")
-    for option, value in (("--part", part), ("--write", write)):
-        if value is not None and planned:
-            raise UserError(f"{option} is for the scales that are computed: --scale {' or '.join(COMPUTED)}.")
-    if planned:
-        _show_paper_scale(paper, store, data, device, price, as_json=as_json)
-    elif write is not None:
+    name = replication_of(paper, scale)
+    if write is not None:
         study, *task_files = write_replication(name, write)
         show("\n".join(map(str, (study, *task_files))))
         show(f"What it would compute: mlmclm study {study} --dry-run")
@@ -296,30 +278,3 @@ def replicate(
             return
         results = opened.run(ray=ray, wait_for_nodes=wait_for_nodes, check=False)
         show_results(results, as_json=as_json, claims=True)
-
-
-def _show_paper_scale(
-    paper: str, store: Path, data: Path | None, device: str | None, price: float | None, *, as_json: bool
-) -> None:
-    """Print the plan of a paper's computations, their cost on a device, and the commands that run them; compute nothing."""
-    from mlmclm.studies.api import study as open_study
-    from mlmclm.studies.plan import PAPERS, price_plan
-
-    replication = PAPERS[paper]
-    own_scale = None if replication.study is None else Path(replication.study)
-    priced = price_plan(suite=replication.suite, study=own_scale, device=device)
-    hours = priced.pricing.plan(priced.plan).device_hours
-    grid = None if replication.study is None else open_study(replication.study, store=store, data=data).plan().sweep
-    if as_json:
-        cost = {} if price is None else {"cost": hours * price}
-        print_json(priced.as_dict() | cost | {"commands": [command for _, command in replication.commands]}
-                   | ({} if grid is None else {"grid": grid.as_dict()}))  # fmt: skip
-        return
-    show_priced(priced, replication.suite)
-    if price is not None:
-        show(f"cost of pretraining: {hours * price:,.0f} for {time_text(hours)} at {price:,.2f} an hour")
-    for title, command in replication.commands:
-        show(f"{title}: {command}")
-    if grid is not None:
-        for line in grid.lines():
-            show(line)

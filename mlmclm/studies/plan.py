@@ -1,4 +1,4 @@
-"""Plans of studies: how much of one the store has, what a run would do now, what pretraining costs, and the two papers' own scale."""
+"""Plans of studies: how much of one the store has, what a run would do now, what pretraining costs, and replications of papers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from mlmclm.sweeps.zero_shot import evaluations_there, zero_shot_tasks
 if TYPE_CHECKING:
     from mlmclm.sweeps.estimate import Range, SweepEstimate
 
+REPLICATED, SCALES = ("study", "ettin"), ("tiny", "small")
+"""The papers that packaged studies replicate, and the scales at which they do."""
 _LANE_PIXELS = 26
 _BAR_PIXELS = 18
 
@@ -443,49 +445,14 @@ def plan_page(plan: Plan, pricing: Pricing) -> str:
     return render("plan.html.j2", figure=Figure("plan", title, chart, alt, subtitle, legend))
 
 
-@dataclass(frozen=True)
-class PaperScale:
-    """A paper's own scale, which is planned but not computed: the suite of its models, and the commands that would run it."""
-
-    suite: str
-    study: str | None
-    """The packaged study that has the suite's recipe and the paper's grid of fine-tuning; None if there is none."""
-    commands: tuple[tuple[str, str], ...]
-    """Commands, by the purpose of each."""
-
-
-PAPERS = {
-    "study": PaperScale(
-        "paper",
-        "paper",
-        (
-            ("the models above", "mlmclm pretrain paper --suite paper --ray ADDRESS"),
-            ("30 of them with the grid below, as in the first version", "mlmclm study paper --ray ADDRESS"),
-        ),
-    ),
-    "ettin": PaperScale(
-        "ettin",
-        None,
-        (
-            (
-                "the models above, from a study file of yours with Ettin's corpora",
-                "mlmclm pretrain FILE --suite ettin --ray ADDRESS",
-            ),
-        ),
-    ),
-}
-COMPUTED = ("tiny", "small")
-SCALES = (*COMPUTED, "paper")
-
-
 def replication_of(paper: str, scale: str) -> str:
-    """Return the name of the packaged study of a paper (`PAPERS`) at a scale that is computed (`COMPUTED`).
+    """Return the name of the packaged study that replicates a paper (`REPLICATED`) at a scale (`SCALES`).
 
     Raises:
         UserError: there is no such paper or scale.
     """
-    if paper not in PAPERS:
-        raise unknown("paper", paper, PAPERS)
+    if paper not in REPLICATED:
+        raise unknown("paper", paper, REPLICATED)
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES, where="--scale")
     return f"replicate-{paper}-{scale}"

@@ -64,9 +64,7 @@ NOT_RUN = {
     r"python -m pytest|\.venv/bin/lint-imports": "is part of this suite",
 }
 """Commands of which only files and options are checked, and why."""
-COMPUTES = (
-    r"mlmclm (study|pretrain|finetune|sweep (?!status|cells|retry|--help)|replicate \w+ --scale [ts]|bundle verify)"
-)
+COMPUTES = r"mlmclm (study|pretrain|finetune|sweep (?!status|cells|retry|--help)|replicate|bundle verify)"
 """Commands that the quick test gives `--dry-run`."""
 HOURS = r"--suite|docs/replication/|mlmclm replicate|\b(quickstart|replicate-study-small)\.yaml"
 """Those that have it in the long test too."""

@@ -213,12 +213,6 @@ def test_nothing_is_pruned_while_a_process_works_on_the_store(store: Path) -> No
     assert files_of(store) == before
 
 
-def test_a_kept_encoder_goes_with_its_study(store: Path) -> None:
-    contents = Contents(store)
-    (kept,) = of_kind(contents, KeptEncoder)
-    assert kept in only_of(contents, "small", results=False)
-
-
 def test_the_verbs_say_what_they_would_delete_and_what_there_is(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = files_of(store)
     code, out, _ = run("store", "prune", "small", "--store", store, capfd=capfd)

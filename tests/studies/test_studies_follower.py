@@ -55,16 +55,6 @@ follower_process.PROGRAM = follower_process.PROGRAM.replace(
 )
 """
 """A slow machine writes in five minutes what others write in the seconds that a process has at its end."""
-DRIVER = f"""{PATIENT}
-import sys, time
-from pathlib import Path
-from mlmclm.storage.files import only_one
-from mlmclm.studies.follower import following
-with only_one(Path(sys.argv[1]) / "studies" / "study" / ".lock", "study"):
-    with following(Path(sys.argv[1]), "study", sys.argv[2], sys.argv[2]):
-        time.sleep(300)
-"""
-"""A study's process that is killed."""
 STOPPED = f"""{PATIENT}
 import sys, time
 from pathlib import Path
@@ -289,22 +279,6 @@ def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
     assert whole(follower).backlog[0] == 2 and len(tried) == follower_module.GIVE_UP_AFTER
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority")
-def test_who_waits_for_it_gives_it_the_priority_of_the_driver(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, found = psutil.Process().nice(), list[int]()
-    with driver(store) as made:
-        other, waits = psutil.Process(made.process.pid), made.process.wait
-        while other.nice() != min(19, own + follower_process.NICE):
-            time.sleep(0.02)
-
-        def wait(limit: float | None = None) -> Any:
-            found.extend([] if found else [other.nice()])
-            return waits(limit)
-
-        monkeypatch.setattr(made.process, "wait", wait)
-    assert found == [own]
-
-
 def test_a_record_that_mlflow_refuses_leaves_its_children_a_parent(store: Path) -> None:
     bad = RunRecord("p", "parent", metrics=[("no@metric", 1.0, 0, 0)])
     follower = begun(store, records=(bad, RECORDS[1]))
@@ -315,14 +289,6 @@ def test_a_record_that_mlflow_refuses_leaves_its_children_a_parent(store: Path) 
     follower = begun(store, records=RECORDS[:1])
     assert whole(follower).backlog[0] == 0
     assert names(store) == ["child", "parent"]
-
-
-def test_a_pause_covers_the_time_that_stages_take_to_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Follower, "_stage", lambda *_: (time.sleep(0.3), (None, 0))[1])
-    record = stage_record("study", stage="abc", title="1m", settings={})
-    follower = begun(store, stages=(FollowedStage(record, "abc", 0),))
-    follower.step()
-    assert follower.step() >= 0.9 * 0.3 / follower_module.SHARE_OF_LOOKS
 
 
 def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,13 +309,6 @@ def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monk
     assert len(keys(store, address)) < 60
     assert whole(follower).backlog[0] == 0
     assert len(keys(store, address)) == 60
-
-
-def test_a_record_that_mlflow_refuses_holds_up_no_other(store: Path) -> None:
-    bad = RunRecord("bad", "bad", metrics=[("no@metric", 1.0, 0, 0)])
-    left, error = whole(begun(store, records=(RECORDS[0], bad, RECORDS[1]))).backlog
-    assert left == 1 and "no@metric" in (error or "")
-    assert names(store) == ["bad", "child", "parent"]
 
 
 def test_only_the_study_says_that_an_object_store_does_not_answer(
@@ -400,16 +359,6 @@ def test_a_password_is_neither_shown_nor_on_the_command_line_nor_on_the_disk(
         raise KeyError
     found = said(capfd)
     assert "MLflow at postgresql://me:***@127.0.0.1:1/db lacks" in found and "pa5sw0rd" not in found
-
-
-def test_a_column_of_another_name_is_said_in_one_message(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with sqlite3.connect(store / "mlflow" / "mlflow.db") as connection:
-        connection.execute("ALTER TABLE params RENAME COLUMN value TO content")
-    with driver(store, records=[RunRecord("a", "a", params={"name": "text"})]):
-        pass
-    found = said(capfd)
-    assert "params has no column named value" in found or "no such column" in found
-    assert "Traceback" not in found and found.count("lacks 1 run") == 1
 
 
 def test_a_server_that_dies_neither_holds_up_nor_fails_the_study(
@@ -526,23 +475,6 @@ def test_killed_at_work_it_costs_the_driver_nothing_and_the_next_one_writes_what
     assert "lacks" not in said(capfd)
 
 
-def test_it_ends_with_a_driver_that_is_killed(store: Path) -> None:
-    filed(store, cells := make_cells(40))
-    Driver(folder := store / "studies" / "study", records=(MODEL,))
-    write_manifest(folder, "study", Planned(cells))
-    words = [sys.executable, "-c", DRIVER, str(store), default_address(store)]
-    driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))})
-    while not keys(store):
-        assert driver.poll() is None
-        time.sleep(0.05)
-    (child,) = psutil.Process(driver.pid).children()
-    driver.kill()
-    driver.wait()
-    child.wait(300)
-    whole(begun(store, cells))
-    assert keys(store) == sorted(map(cell_key, cells))
-
-
 def test_it_runs_the_package_of_the_driver_wherever_the_driver_has_found_it(store: Path, tmp_path: Path) -> None:
     """A notebook may have put a checkout on its own `sys.path`, which a process that it starts does not have."""
     package = Path(mlmclm.__file__).parent
@@ -600,14 +532,6 @@ def test_another_process_follows_a_study_until_it_has_ended(store: Path, monkeyp
         made.tell(status="FINISHED")
         thread.join()
     assert keys(store) == sorted(map(cell_key, cells))
-
-
-def test_a_record_that_is_told_again_replaces_the_one_before(store: Path) -> None:
-    follower = begun(store)
-    for value in range(50):
-        told(follower, records=(replace(RECORDS[0], metrics=[("m", float(value), 0, 1000)]),))
-    whole(follower)
-    assert runs(store)[0].data.metrics["m"] == 49.0
 
 
 def test_a_summary_that_comes_late_does_not_replace_that_of_the_whole_study(store: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.plans.stages import Plan, State, make_plan
 from mlmclm.studies.api import published, study
-from mlmclm.studies.plan import COMPUTED, PAPERS, replication_of, write_replication
+from mlmclm.studies.plan import REPLICATED, SCALES, price_plan, replication_of, write_replication
 from mlmclm.studies.study_file import StudyFile, load_study, read_file
 from mlmclm.studies.study_record import as_yaml
 from mlmclm.studies.study_sweep import StudySweep, study_space
 
-NAMES = [replication_of(*each) for each in itertools.product(PAPERS, COMPUTED)]
+NAMES = [replication_of(*each) for each in itertools.product(REPLICATED, SCALES)]
 SMALL = [name for name in NAMES if name.endswith("small")]
 ROOT = Path(__file__).parents[2]
 MOST_TOKENS = 110e6
@@ -149,28 +148,20 @@ def test_the_last_words_are_words_that_their_passages_have_had() -> None:
     assert found["word"] == "harbour" and article.startswith(f"{found['context']} harbour again")
 
 
-def test_the_scale_of_the_paper_is_a_plan_with_its_price(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def printed(*words: str) -> tuple[int | None, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["replicate", *words, "--store", str(tmp_path)])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out + captured.err  # type: ignore[return-value]
-
-    code, text = printed("ettin", "--scale", "paper", "--device", "h100", "--price", "2", "--json")
-    found = json.loads(text[text.index("{") :])
-    assert not code and len(found["models"]) == 48 and "grid" not in found
-    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+def test_the_page_has_the_hours_of_the_papers_own_scale() -> None:
     page = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
-    assert f"`ettin` {found['device_hours']:,.0f}." in page
-    assert found["commands"] == ["mlmclm pretrain FILE --suite ettin --ray ADDRESS"]
+    for suite, file in (("paper", Path("paper")), ("ettin", None)):
+        priced = price_plan(suite=suite, study=file, device="h100")
+        assert f"`{suite}` {'takes ' * (suite == 'paper')}{priced.as_dict()['device_hours']:,.0f}" in page
+
+
+def test_wrong_papers_and_scales_are_named_with_the_nearest() -> None:
     for words, message in (
-        (("etin",), "Did you mean 'ettin'?"),
-        (("study", "--scale", "smal"), "Did you mean 'small'?"),
-        (("study", "--price", "2"), "--price is for --scale paper"),
-        (("study", "--scale", "paper", "--part", "long"), "--part is for the scales that are computed"),
+        (("etin", "tiny"), "Did you mean 'ettin'?"),
+        (("study", "smal"), "--scale: .*Did you mean 'small'?"),
     ):
-        code, text = printed(*words)
-        assert code == 2 and message in text
+        with pytest.raises(UserError, match=message):
+            replication_of(*words)
 
 
 @pytest.mark.slow
