@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_store import Study, make_store
+from small_store import Study
 
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
@@ -37,9 +37,9 @@ STUDIES = {"small": slice(None), "part": slice(1, None)}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(copied_store: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the studies `small` and `part`, which share a model and its cell; tests copy it."""
-    folder = make_store(tmp_path_factory.mktemp("study"))
+    folder = copied_store(tmp_path_factory.mktemp("study") / "small")
     store = folder / "store"
     study = Study(folder, store)
     prepared = prepare_study(study.loaded, study.place)

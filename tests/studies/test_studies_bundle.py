@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from mlmclm.studies.api import published
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import BundleCheck, check_of, models_in
 from mlmclm.studies.study_file import load_study
+from mlmclm.studies.study_tracking import StudyRuns
 from mlmclm.studies.study_record import commits
 from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.results_store import ResultsStore
@@ -151,6 +153,12 @@ def test_results_need_neither_models_nor_data(made: Path, folder: Path, tmp_path
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(found.analysis, name), getattr(expected.analysis, name))
     assert found.facts.models == expected.facts.models and found.facts.recipe == expected.facts.recipe
+    runs = StudyRuns(study.file, study.place)
+    runs.recorded()
+    announced = {run.key: run.params for run in runs.told.records}
+    runs.recorded(found)
+    assert Counter(run.kind for run in runs.told.records) == {"sweep": 1, "model": 2, "group": 2}
+    assert all(announced[run.key].items() <= run.params.items() for run in runs.told.records)
     study.publish(tmp_path / "bundle")
     assert (tmp_path / "bundle" / "cells.parquet").read_bytes() == (folder / "cells.parquet").read_bytes()
 

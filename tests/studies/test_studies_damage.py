@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_store import Study, make_store
+from small_store import Study
 
 from mlmclm.errors import MlmclmError
 
@@ -70,9 +71,9 @@ UNREAD = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(copied_store: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study, its `store`, and away from where it was, the model that it continues from."""
-    return make_store(tmp_path_factory.mktemp("study"))
+    return copied_store(tmp_path_factory.mktemp("study") / "small")
 
 
 @pytest.fixture(scope="module")

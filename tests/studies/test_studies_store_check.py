@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_store import Study, make_store
+from small_store import Study
 
 from mlmclm.cli.main import main
 from mlmclm.corpora.chunks import chunk_table
@@ -82,9 +82,9 @@ EVALUATION = stable_hash("an evaluation")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(copied_store: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study and its store, with a file of every kind; tests leave it as it is."""
-    folder = make_store(tmp_path_factory.mktemp("study"))
+    folder = copied_store(tmp_path_factory.mktemp("study") / "small")
     store = folder / "store"
     study = Study(folder, store)
     prepared = prepare_study(study.loaded, study.place)
