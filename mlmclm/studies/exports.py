@@ -237,7 +237,7 @@ def export_model(
     """
     from mlmclm.pretraining.checkpoints import read_weights
 
-    found = _located(study, place, model, step, push_to_hub, source)
+    found = _located(study, place, model, step, source)
     curve = states.folder_curve(place.store, found.folder)
     facts = found.prepared.card_facts(found.name, found.state, curve) | _card_of_study(study, found.name)
     exported = {export.name: export for export in exported_models(found.prepared)}.get(str(found.name))
@@ -259,9 +259,7 @@ def export_model(
     return found, _push(to, names, str(found.name), collection, dry_run=dry_run)
 
 
-def _located(
-    study: StudyFile, place: Place, model: str, step: int | None, push_to_hub: str | None, source: str
-) -> FoundState:
+def _located(study: StudyFile, place: Place, model: str, step: int | None, source: str) -> FoundState:
     """Return a model's state in the store; arguments as in `export_model`."""
     try:
         name = parse_name(model, study.sizes)
@@ -277,13 +275,7 @@ def _located(
         raise UserError(
             f"{place.store}: study {study.name!r} has nothing there yet; run `mlmclm pretrain {source}` first."
         )
-    found = find_state(prepared, name, step)
-    if push_to_hub is not None:
-        from mlmclm.models.hub import check_repository
-
-        for repository in repositories_of(push_to_hub, decoder=found.causal):
-            check_repository(repository)
-    return found
+    return find_state(prepared, name, step)
 
 
 def _reported_scores(place: Place, folder: Path, model: SweepModel) -> list[dict[str, Any]]:
@@ -344,7 +336,7 @@ def export_revisions(
         UserError: no revisions were asked for, the repository's name is refused, or the folder has a repository of this
             name with other weights.
     """
-    found = _located(study, place, model, None, push_to_hub, source)
+    found = _located(study, place, model, None, source)
     name, steps = str(found.name), revision_steps(found.state.segments, study.recipe)
     names = repositories_of(push_to_hub or repository or f"mlmclm/{name}", decoder=found.causal)
     if not steps:

@@ -28,7 +28,6 @@ from mlmclm.plans.segments import revision_steps
 from mlmclm.plans.stages import Plan, Sources, Stage, State, history, make_plan, study_fingerprint
 from mlmclm.pretraining import states
 from mlmclm.pretraining.initial import (
-    Beginning,
     StoredInitial,
     Wanted,
     check_architecture,
@@ -218,8 +217,14 @@ def _check_lengths(study: StudyFile, corpus: AnyCorpus) -> None:
 
 def find_prepared(study: StudyFile, place: Place) -> PreparedStudy | None:
     """Return the prepared study if `prepare_study` has nothing left to do, else None; raise what `prepare_study` would."""
-    beginning, corpus = _find(study, place)
-    return None if beginning is None or corpus is None else _prepared(study, place, corpus, beginning.models)
+    beginning, where = find_initial(_wanted(study, place)), _where(study, place)
+    if beginning is None:
+        return None
+    if study.corpus is not None:
+        corpus: AnyCorpus | None = find_corpus(study.corpus, beginning.tokenizer, **where)
+    else:
+        corpus = find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
+    return None if corpus is None else _prepared(study, place, corpus, beginning.models)
 
 
 def check_sources(study: StudyFile, place: Place) -> None:
@@ -286,16 +291,6 @@ def _tokenizer_of(study: StudyFile) -> TokenizerConfig | None:
             f"tokenizer.path: {tokenizer.path}: no such file or folder; looked for {' and '.join(map(str, places))}."
         )
     return tokenizer.model_copy(update={"path": str(path)})
-
-
-def _find(study: StudyFile, place: Place) -> tuple[Beginning | None, AnyCorpus | None]:
-    beginning = find_initial(_wanted(study, place))
-    if beginning is None:
-        return None, None
-    where = _where(study, place)
-    if study.corpus is not None:
-        return beginning, find_corpus(study.corpus, beginning.tokenizer, **where)
-    return beginning, find_sources(study.sources, study.recipe.mix or (), beginning.tokenizer, **where)
 
 
 def _prepared(study: StudyFile, place: Place, corpus: AnyCorpus, initial: Mapping[str, StoredInitial]) -> PreparedStudy:

@@ -31,8 +31,8 @@ from mlmclm.results.intervals import most_wrong
 from mlmclm.storage.files import canonical_json, stable_hash
 from mlmclm.storage.place import Place
 from mlmclm.studies.study_file import StudyFile, SweepFile, load_file, read_file
+from mlmclm.studies.study_sweep import given_model
 from mlmclm.sweeps.cells import SweepModel, cell_name, recorded_cell, result_cell
-from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.one_cell import make_ready
 from mlmclm.sweeps.results_store import EXAMPLES, ResultsStore
 
@@ -122,9 +122,9 @@ def _models(place: Place, study: str | None) -> dict[str, SweepModel]:
     path = Path(study or "")
     file = load_file(path) if path.is_file() else None
     if isinstance(file, SweepFile):
-        for source in file.models.values():
+        for name, source in file.models.items():
             if not source.endswith("/*"):
-                model = find_model(source, place.store, data_root=place.data_root, beside=path.parent)
+                model = given_model(file, name, place)
                 for weights in model.hashes:
                     models.setdefault(weights, replace(model, weights=weights))
     return models
@@ -344,13 +344,9 @@ class BundleCheck:
         models = {}
         for name in self.pretrained:
             try:
-                model = find_model(
-                    file.models[name], self.place.store, data_root=self.place.data_root, beside=self.folder
-                )
+                models[name] = given_model(file, name, self.place)
             except UserError as error:
                 say(f"{name} is not here: {error}")
-                continue
-            models[name] = replace(model, name=name)
         return models
 
     def _with_noise(self, outcome: Recomputed, row: Mapping[str, Any]) -> Recomputed:

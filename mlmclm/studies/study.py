@@ -46,6 +46,7 @@ from mlmclm.studies.study_sweep import (
     StudySweep,
     expand_studies,
     find_given,
+    given_model,
     open_tasks,
     prepare_tasks,
     study_space,
@@ -53,7 +54,7 @@ from mlmclm.studies.study_sweep import (
     with_tasks,
 )
 from mlmclm.sweeps.cells import SweepModel, recorded_cell
-from mlmclm.sweeps.find_model import find_model, model_in
+from mlmclm.sweeps.find_model import model_in
 from mlmclm.sweeps.manifest import write_manifest
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.zero_shot import evaluate_models, listed_evaluations, zero_shot_tasks
@@ -357,8 +358,7 @@ class Study:
         """Return the cell of a result, rebuilt from the result, with its model under the study's name."""
         (file, place), name = self._last_run(), row["model"]
         if isinstance(file, SweepFile):
-            model = find_model(file.models[name], place.store, data_root=place.data_root, beside=file.folder)
-            model = dataclasses.replace(model, name=name, folder=model.folder.absolute())
+            model = given_model(file, name, place)
         else:
             model = model_in(self.folder / "models" / name, name)
         return recorded_cell(row, model, place.task_dirs, where=f"result {row['key']}")

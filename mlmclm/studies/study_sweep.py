@@ -217,6 +217,13 @@ def sweep_of(
     return StudySweep(prepared.study, prepared.place, space, swept, prepared)
 
 
+def given_model(file: SweepFile, name: str, place: Place) -> SweepModel:
+    """Find a given model by its name in the file; errors as of `find_model`."""
+    model = find_model(file.models[name], place.store, data_root=place.data_root, beside=file.folder)
+    # A worker need not have the driver's working directory.
+    return replace(model, name=name, folder=model.folder.absolute())
+
+
 def find_given(file: SweepFile, place: Place) -> StudySweep:
     """Find and check given models and the space, without any tasks' data; one error covers all models."""
     space = file.find_space()
@@ -224,10 +231,7 @@ def find_given(file: SweepFile, place: Place) -> StudySweep:
     for_each(space.tasks, lambda task: get_task(task, place.task_dirs))
 
     def find(name: str) -> SweptModel:
-        source = file.models[name]
-        source_model = find_model(source, place.store, data_root=place.data_root, beside=file.folder)
-        # A worker need not have the driver's working directory.
-        model = replace(source_model, name=name, folder=source_model.folder.absolute())
+        model, source = given_model(file, name, place), file.models[name]
         swept = SweptModel(model, space, {}, source)
         if local_folder(source, beside=file.folder) is not None:
             return replace(swept, source=f"the folder {model.folder.name}")  # a report names no path of a machine

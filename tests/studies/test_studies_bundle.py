@@ -37,8 +37,8 @@ from mlmclm.studies.api import published
 from mlmclm.studies.prepare import prepare_study
 from mlmclm.studies.recompute import BundleCheck, check_of, models_in
 from mlmclm.studies.study_file import load_study
-from mlmclm.studies.study_tracking import StudyRuns
 from mlmclm.studies.study_record import commits
+from mlmclm.studies.study_tracking import StudyRuns
 from mlmclm.sweeps.cells import recorded_cell
 from mlmclm.sweeps.results_store import ResultsStore
 from small_models import save_small_decoder
