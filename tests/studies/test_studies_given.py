@@ -187,9 +187,7 @@ def test_all_models_of_a_study_are_named_at_once(folder: Path, tmp_path: Path) -
     [
         ("models: [euro]\n", "tried.yaml: key 'space' is missing"),
         ("models: []\nspace: glue\n", "models"),
-        ("models: [a/euro, b/euro]\nspace: glue\n", "two models are called 'euro'"),
         ("models: {a b: euro}\nspace: glue\n", "'a b': a model's name is letters"),
-        ("models: [mine=study/*]\nspace: glue\n", "the models of a study keep their own names"),
         ("models: {mine: study/*}\nspace: glue\n", "the models of a study (study/*) keep their own names"),
         ("models: [mine=]\nspace: glue\n", "a model's folder or name is missing"),
         ("models: [euro]\nspace: glue\nmodel: x\n", "unknown key 'model'. Did you mean 'models'?"),
@@ -337,8 +335,6 @@ def test_a_finished_sweep_is_known_by_name_and_needs_neither_data_nor_task_folde
         ((), "give a study file, a sweep file, or models with --model."),
         (("--model", "euro"), "--space is missing"),
         (("sweep.yaml", "--model", "euro"), "--model: sweep.yaml sets this already; give a file or options."),
-        (("--model", "euro", "--model", "x/euro", "--space", "space.yaml"), "two models are called 'euro'"),
-        (("--model", "nostudy/*", "--space", "space.yaml"), "unknown study with models 'nostudy'"),
         (
             ("--model", "euro", "--space", "spac.yaml"),
             "spac.yaml: no such file; looked for spac.yaml. Did you mean 'space.yaml'?",
