@@ -21,8 +21,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.results import write_section
-from mlmclm.corpora.block_sums import sealed_size
-from mlmclm.corpora.blocks import token_type
+from mlmclm.corpora.blocks import sealed_size, token_type
 from mlmclm.corpora.chunks import FRAME
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.filling import CHARACTERS_A_TOKEN

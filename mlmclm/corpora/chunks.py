@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.block_sums import ENDS
-from mlmclm.corpora.blocks import Blocks, Shard
+from mlmclm.corpora.blocks import ENDS, Blocks, Shard
 from mlmclm.corpora.row_lengths import row_lengths
 from mlmclm.progress import bars
 from mlmclm.storage.checksums import parse_sealed, sealed

@@ -17,8 +17,7 @@ from typing import Any, Protocol, Required, TypedDict, Unpack
 
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.hub_names import HUB_DATA, check_hub_data
-from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
+from mlmclm.corpora.hub_repository import HUB_DATA, HubRepository, check_hub_data, error_with_nearest, load_at_commit
 from mlmclm.corpora.text_files import SUFFIXES, TEXT, check_column, has_column, read_documents, text_of
 from mlmclm.errors import UserError
 from mlmclm.progress import say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlmclm.corpora.documents import StoredText
 from mlmclm.storage.artifact import FolderArtifact, Origin
-from mlmclm.storage.pieces import parsed
+from mlmclm.storage.checksums import parsed
 
 
 class GeneratedTask(FolderArtifact):

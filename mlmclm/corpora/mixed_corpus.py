@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, Unpack
 
+from mlmclm.corpora.chosen_documents import divide_source
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.dividing import divide_source
 from mlmclm.corpora.documents import Folders, Source, open_source
 from mlmclm.corpora.mixed_blocks import MixedBlocks
 from mlmclm.corpora.mixes import Mix, shares

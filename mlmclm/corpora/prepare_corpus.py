@@ -16,9 +16,8 @@ import numpy as np
 from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.blocks import token_type
-from mlmclm.corpora.chosen_documents import head, is_held_out, smallest_hashes
+from mlmclm.corpora.chosen_documents import divide_source, head, is_held_out, no_text, smallest_hashes, too_little
 from mlmclm.corpora.corpus_config import CorpusConfig, TokenizerConfig
-from mlmclm.corpora.dividing import divide_source, no_text, too_little
 from mlmclm.corpora.documents import TRAIN, VALIDATION, Folders, Source, open_source
 from mlmclm.corpora.filling import check_fit, fill
 from mlmclm.corpora.prepared_corpus import (

@@ -19,9 +19,8 @@ from mlmclm.corpora.tokenizer import StoredTokenizer, load_text_tokenizer, speci
 from mlmclm.errors import UserError
 from mlmclm.storage.addresses import address_of, discard, is_local
 from mlmclm.storage.artifact import KEY, Artifact, Origin, folders_in
-from mlmclm.storage.checksums import parse_sealed, read_sealed
+from mlmclm.storage.checksums import DIFFERS, MISSING, Piece, parse_sealed, parsed, read_sealed, seal_damage, sealed_in
 from mlmclm.storage.files import hash_file, remove_folder
-from mlmclm.storage.pieces import DIFFERS, MISSING, Piece, parsed, seal_damage, sealed_in
 
 SAMPLED_TOKENS = 8_000_000
 """Tokens read to estimate the length of documents."""

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmclm.corpora.block_sums import ENDS, NUMBER, SUMS, beside, block_sums, sealed_numbers
-from mlmclm.corpora.blocks import Shard
+from mlmclm.corpora.blocks import ENDS, NUMBER, SUMS, Shard, beside, block_sums, sealed_numbers
 from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.progress import say

@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from mlmclm import versions
 from mlmclm.configuration import Role
 from mlmclm.corpora.corpus_config import TokenizerConfig
-from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.exported_tokenizer import (
+    TOKENIZER_FILES,
+    UNLIMITED,
+    corpus_tokenizer,
+    hash_of_corpus,
+    original_text,
+    tokenizer_file_hash,
+)
 from mlmclm.corpora.fast_tokenizer import read_tokenizer
 from mlmclm.corpora.hub_repository import HubRepository
-from mlmclm.corpora.notes import TOKENIZER_FILES, UNLIMITED, corpus_tokenizer, hash_of_corpus, tokenizer_file_hash
 from mlmclm.corpora.tokenizer_formats import byte_level, gpt2_tokenizer, tiktoken_tokenizer
 from mlmclm.errors import UserError, one_line
 from mlmclm.storage.artifact import FolderArtifact

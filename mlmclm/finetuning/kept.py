@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.addresses import names_at
 from mlmclm.storage.artifact import FolderArtifact, folders_in
-from mlmclm.storage.checksums import write_sealed
+from mlmclm.storage.checksums import Piece, described_damage, file_size, seal_damage, write_sealed
 from mlmclm.storage.files import hash_file
-from mlmclm.storage.pieces import Piece, described_damage, file_size, seal_damage
 from mlmclm.storage.unchanged import Unchanged
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from mlmclm.backends.packing import Packing
+from mlmclm.corpora.exported_tokenizer import post_processor
 from mlmclm.corpora.fast_tokenizer import PLAIN
-from mlmclm.corpora.post_processors import post_processor
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol

@@ -11,16 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.corpora.exported_tokenizer import original_text
+from mlmclm.corpora.exported_tokenizer import TOKENIZER_FILES, corpus_tokenizer, original_text, tokenizer_file_hash
 from mlmclm.corpora.fast_tokenizer import read_tokenizer
-from mlmclm.corpora.notes import (
-    CONTEXT,
-    NOTES,
-    TOKENIZER_FILES,
-    corpus_tokenizer,
-    read_notes,
-    tokenizer_file_hash,
-)
+from mlmclm.corpora.notes import CONTEXT, NOTES, read_notes
 from mlmclm.errors import UserError, one_line
 from mlmclm.models.config_hashes import config_hashes
 from mlmclm.models.sources import INDEX, WEIGHTS, longest, tokenizer_file, weight_files
@@ -166,7 +159,7 @@ def weights_hash(folder: Path) -> str:
     """Return the SHA-256 (hex) of a model: configuration, weights and all that decides how its tokenizer works.
 
     No path or name enters, nor which version of transformers wrote the files. An exported tokenizer.json is
-    hashed as the corpus's, from which it was made (`corpora.notes`).
+    hashed as the corpus's, from which it was made (`corpora.exported_tokenizer`).
 
     Raises:
         UserError: the folder is not a model (see `check_model_folder`), or not what was exported.

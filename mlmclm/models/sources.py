@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlmclm.corpora.exported_tokenizer import TOKENIZER_FILES
 from mlmclm.corpora.hub_repository import HubRepository
-from mlmclm.corpora.notes import TOKENIZER_FILES
 from mlmclm.errors import UserError
 from mlmclm.storage.files import first_existing, nearest, places_of, read_json
 

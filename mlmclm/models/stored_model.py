@@ -12,9 +12,8 @@ from mlmclm.models.folder import weights_hashes
 from mlmclm.progress import say
 from mlmclm.storage.addresses import names_at
 from mlmclm.storage.artifact import FolderArtifact, folders_in
-from mlmclm.storage.checksums import set_aside, write_sealed
+from mlmclm.storage.checksums import Piece, pieces_in, sealed_in, set_aside, write_sealed
 from mlmclm.storage.files import read_json
-from mlmclm.storage.pieces import Piece, pieces_in, sealed_in
 
 
 class ExportedModel(FolderArtifact):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mlmclm import versions
+from mlmclm.corpora.exported_tokenizer import corpus_tokenizer, hash_of_corpus
 from mlmclm.corpora.fast_tokenizer import PLAIN
-from mlmclm.corpora.notes import corpus_tokenizer, hash_of_corpus
 from mlmclm.errors import UserError
 from mlmclm.storage.checksums import CHECKSUMS, has_checksums
 from mlmclm.storage.files import canonical_json, hash_file, read_json

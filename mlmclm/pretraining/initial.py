@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mlmclm import versions
 from mlmclm.corpora.corpus_config import TokenizerConfig
-from mlmclm.corpora.notes import NOTES, TOKENIZER_FILES
+from mlmclm.corpora.exported_tokenizer import TOKENIZER_FILES
+from mlmclm.corpora.notes import NOTES
 from mlmclm.corpora.tokenizer import check_special, prepare_tokenizer, repository_of, tokenizer_key
 from mlmclm.errors import UserError
 from mlmclm.models.folder import content_hashes

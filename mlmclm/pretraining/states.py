@@ -32,10 +32,9 @@ from mlmclm.pretraining.initial import StoredInitial
 from mlmclm.pretraining.parts import part_paths
 from mlmclm.storage.addresses import address_of, discard, fetch_folder, names_at, send
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
-from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.checksums import CHECKSUMS, Piece
 from mlmclm.storage.checksums import damage as damage
 from mlmclm.storage.files import read_json, whole_folder
-from mlmclm.storage.pieces import Piece
 
 
 class StoredState(FolderArtifact):

@@ -18,10 +18,9 @@ from typing import Any, ClassVar, Self
 
 from mlmclm.progress import say
 from mlmclm.storage.addresses import discard, fetch_folder, leases_of, names_at, send
-from mlmclm.storage.checksums import CHECKSUMS, damage, set_aside, write_checksums
+from mlmclm.storage.checksums import CHECKSUMS, Piece, damage, pieces_in, set_aside, write_checksums
 from mlmclm.storage.files import remove_folder, whole_folder
 from mlmclm.storage.leases import Leases
-from mlmclm.storage.pieces import Piece, pieces_in
 
 KEY = re.compile(r"[0-9a-f]{16,64}")
 

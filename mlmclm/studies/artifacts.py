@@ -24,9 +24,8 @@ from mlmclm.pretraining.states import StoredRevision, StoredState
 from mlmclm.progress import bars
 from mlmclm.storage.addresses import discard, leases_of
 from mlmclm.storage.artifact import Artifact, FolderArtifact, Origin
-from mlmclm.storage.checksums import CHECKSUMS
+from mlmclm.storage.checksums import CHECKSUMS, Piece, parsed, pieces_in, seal_damage, sealed_in
 from mlmclm.storage.files import only_one, remove_folder
-from mlmclm.storage.pieces import Piece, parsed, pieces_in, seal_damage, sealed_in
 from mlmclm.studies.study_record import FILE as LAST_RUN
 from mlmclm.sweeps.manifest import FILE as MANIFEST
 from mlmclm.sweeps.results_store import UNFILED, ResultsStore, StoredEvaluation, StoredResult

@@ -30,11 +30,10 @@ from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.progress import say, say_once
 from mlmclm.results.examples import KeptExamples, from_parquet
 from mlmclm.storage.artifact import Artifact, Origin
-from mlmclm.storage.checksums import sealed, set_aside, unsealed
+from mlmclm.storage.checksums import UNSEALED, Piece, described_damage, file_size, parsed, sealed, set_aside, unsealed
 from mlmclm.storage.files import canonical_json, disk_fault, disk_faults, write_atomic
 from mlmclm.storage.leases import Holder, Leases, ObjectLeases
 from mlmclm.storage.objects import ObjectPath, read_all
-from mlmclm.storage.pieces import UNSEALED, Piece, described_damage, file_size, parsed
 from mlmclm.storage.results_place import results_root
 from mlmclm.storage.retrying import Availability
 from mlmclm.sweeps.cell_failures import forget

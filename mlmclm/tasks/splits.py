@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mlmclm.corpora.hub_names import check_hub_data
-from mlmclm.corpora.hub_repository import HubRepository, error_with_nearest, load_at_commit
+from mlmclm.corpora.hub_repository import HubRepository, check_hub_data, error_with_nearest, load_at_commit
 from mlmclm.errors import UserError
 from mlmclm.storage.data_files import DELIMITERS, file_names_in, files_of, instead_of, kind_of
 from mlmclm.storage.files import read_json

@@ -17,12 +17,9 @@ import pytest
 from small_corpora import SMALL, build, stream
 
 from mlmclm.corpora.chunks import Chunks
-from mlmclm.corpora.mixed_blocks import MixedBlocks, rows_of_length
-from mlmclm.corpora.mixes import MixedSamples
-from mlmclm.corpora.order import step_tokens
+from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.read_ahead import ReadAhead
-from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.storage.objects import bucket_of
 from object_stores import HURRY
@@ -76,15 +73,6 @@ def test_a_damaged_block_is_refused_and_the_others_are_not(lines: Path, tmp_path
         blocks.take(np.array([first + 1]))
 
 
-def test_checksums_of_several_shards_are_read_side_by_side(
-    lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = apart(lines, tmp_path, far).train
-    monkeypatch.setattr(Shelf, "read", lambda shelf, file: pytest.fail(f"{file} was read alone"))
-    assert len(blocks.shards) > 2
-    assert blocks.take(np.arange(len(blocks))).shape == (len(blocks), 16)
-
-
 def test_an_answer_that_fails_is_asked_for_again(
     lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,13 +111,6 @@ def test_copies_of_other_corpora_make_room_and_those_of_this_one_stay(lines: Pat
     assert [path.parent.name for path in shelf.local.parent.glob("*/a.bin")] == [shelf.local.name]
 
 
-def test_a_shard_without_checksums_of_its_blocks_says_what_to_do(lines: Path, tmp_path: Path) -> None:
-    blocks = apart(lines, tmp_path, f"memory://{uuid.uuid4().hex}").train
-    blocks.shelf.at("train-00000.sums").unlink()
-    with pytest.raises(UserError, match=r"00000\.sums: no such file\. Delete train-00000\.bin"):
-        blocks.take(np.array([0]))
-
-
 @pytest.mark.parametrize(
     ("length", "gib", "kept"), [(5, TINY, 0), (16, TINY, 0), (40, TINY, 0), (3000, TINY, 0), (16, 1.0, 5)]
 )
@@ -146,22 +127,6 @@ def test_chunks_are_those_of_a_folder_and_the_bound_holds(
     copies = [path for path in (tmp_path / "node").rglob("train-*.*") if path.suffix != ".lock"]
     assert {path.suffix for path in copies} <= {".bin", ".sums", ".ends"}
     assert len([path for path in copies if path.suffix == ".bin"]) == kept
-
-
-def test_a_mix_of_single_chunks_is_that_of_folders(lines: Path, tmp_path: Path, far: str) -> None:
-    sizes = {"a": 9000, "b": 5000}
-    plain = {name: build(lines, tmp_path / name, max_tokens=size) for name, size in sizes.items()}
-    remote = {name: apart(lines, tmp_path / f"far-{name}", far, max_tokens=size) for name, size in sizes.items()}
-    mix = (("a", 7), ("b", 3))
-    every = [
-        rows_of_length(
-            MixedBlocks({name: each.train for name, each in corpora.items()}), 24, "chunks", plain["a"].tokenizer, mix
-        )
-        for corpora in (plain, remote)
-    ]
-    wanted, found = (step_tokens(blocks, MixedSamples(range(100, 164), mix), 7, np.arange(64)) for blocks in every)
-    assert np.array_equal(wanted[0], found[0]) and np.array_equal(wanted[1], found[1])
-    assert not list(tmp_path.glob("far-*/node/**/*.bin"))
 
 
 def test_a_damaged_range_of_a_chunk_and_damaged_ends_are_refused(lines: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from mlmclm.backends.packing import Packing
 from mlmclm.corpora.corpus_config import TokenizerConfig
-from mlmclm.corpora.exported_tokenizer import write_tokenizer
-from mlmclm.corpora.notes import NOTES, corpus_tokenizer, note_written
+from mlmclm.corpora.exported_tokenizer import corpus_tokenizer, write_tokenizer
+from mlmclm.corpora.notes import NOTES, note_written
 from mlmclm.corpora.tokenizer import SpecialTokens, prepare_tokenizer, save, special_ids, tokenizer_key
 from mlmclm.models.architectures import weights_of
 from mlmclm.models.build import build_model, load_prepared_tokenizer, model_config
@@ -120,16 +120,6 @@ def test_characters_positions_stay(corpus: Path, tmp_path: Path) -> None:
     for decoder in (False, True):
         tokenizer = loaded_by_fine_tuning(exported(corpus, tmp_path / f"{decoder}", decoder=decoder))
         assert dict(tokenizer(TEXTS, **ways)) == dict(expected)
-
-
-def test_a_published_tokenizer_keeps_its_ids_and_positions(shared_tokenizers: Path, tmp_path: Path) -> None:
-    path = shared_tokenizers / "modernbert" / "tokenizer.json"
-    corpus = prepare_tokenizer(TokenizerConfig(path=str(path)), store=tmp_path)
-    ways = {"add_special_tokens": False, "return_offsets_mapping": True}
-    expected = loaded_by_fine_tuning(corpus)(TEXTS, **ways)
-    tokenizer = loaded_by_fine_tuning(exported(corpus, tmp_path / "encoder", decoder=False))
-    assert dict(tokenizer(TEXTS, **ways)) == dict(expected)
-    assert tokenizer(TEXTS)["input_ids"] == [[*ids, special_ids(corpus)["eos"]] for ids in expected["input_ids"]]
 
 
 def test_keys_are_those_of_the_corpus_s_tokenizer_until_a_file_is_changed(corpus: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -98,12 +96,6 @@ def test_the_style_of_a_docstring_is_recognised(text: str, style: str) -> None:
     assert pydocs.style_of(text) == style
 
 
-def test_nothing_is_imported(environment: list[Path], tmp_path: Path) -> None:
-    before = set(sys.modules)
-    prepare_pydocs(tmp_path)
-    assert not {name for name in set(sys.modules) - before if name.startswith("package")}
-
-
 def test_splits_are_disjoint_by_package_and_by_text(environment: list[Path], tmp_path: Path) -> None:
     found = rows(prepare_pydocs(tmp_path))
     packages = {split: {row["package"] for row in found if row["split"] == split} for split in pydocs_splits()}
@@ -129,12 +121,6 @@ def test_the_number_of_workers_does_not_change_a_byte(
         folders.append(prepare_pydocs(tmp_path / str(count)))
     for name in ("documents.parquet", "meta.json"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
-
-
-def test_a_second_call_only_looks(environment: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepare_pydocs(tmp_path)
-    monkeypatch.setattr(pydocs, "_extract", None)
-    assert prepare_pydocs(tmp_path) == folder
 
 
 def test_copies_are_removed_and_broken_sources_are_counted(
@@ -224,15 +210,3 @@ def test_an_evaluation_text_that_is_mostly_a_copy_of_training_text_is_dropped() 
     assert are_copies([training, ("validation", f"{shared}\n\n{longer}")]) == [False, False]
     assert are_copies([training, ("test", f"{own}\n\nParameters")]) == [False, False]
     assert are_copies([training, ("train", shared)]) == [False, False]
-
-
-def test_installed_packages_give_documents_in_every_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = Path(sysconfig.get_paths()["purelib"])
-    for name in ("joblib", "fsspec", "click", "jinja2", "flask", "rich", "docker", "tqdm", "requests", "werkzeug"):
-        if (site / name).is_dir():
-            shutil.copytree(site / name, tmp_path / "site" / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
-    installed(monkeypatch, tmp_path / "site")
-    found = rows(prepare_pydocs(tmp_path))
-    assert len(found) > 1000
-    assert len({row["package"] for row in found}) >= 5
-    assert {row["split"] for row in found} == set(pydocs_splits())

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_corpora import BPE, SMALL, build, tell
+from small_corpora import BPE, build
 
-from mlmclm.corpora import tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
-from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
+from mlmclm.corpora.prepare_corpus import find_corpus
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation as pydocs
 from mlmclm.pydocs.documentation import environment_fingerprint, prepare_pydocs
@@ -68,31 +67,6 @@ def test_a_deleted_pin_takes_the_documentation_of_what_is_installed_now(install:
     assert (resolved(store), second.key != first.key) == (now, True)
     write_pin(store, before)
     assert build("pydocs", store).key == first.key
-
-
-def test_a_preparation_that_was_interrupted_goes_on_with_the_same_text_after_packages_changed(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenising, "BATCH_CHARACTERS", 2000)
-    whole = build("pydocs", tmp_path / "whole", shard_mib=SMALL)
-
-    class Stopped(Exception):
-        pass
-
-    def stop(what: str, done: int, total: int | None, *_: object) -> None:
-        if what == "tokenising" and done > 5000:
-            raise Stopped
-
-    store = tmp_path / "store"
-    config = CorpusConfig(source="pydocs", validation_fraction=0.1, shard_mib=SMALL)
-    with pytest.raises(Stopped), monkeypatch.context() as patched:
-        tell(patched, stop)
-        prepare_corpus(config, BPE, block_length=16, store=store)
-    assert list((store / "corpora" / whole.key).glob("*.bin"))
-    install()
-    resumed = build("pydocs", store, shard_mib=SMALL)
-    files = [{path.name: path.read_bytes() for path in made.folder.iterdir()} for made in (whole, resumed)]
-    assert files[0] == files[1]
 
 
 def test_a_lost_shard_is_made_again_of_the_kept_documentation_and_without_it_the_message_says_what_to_do(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -25,7 +23,7 @@ from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, StoredCorpus
-from mlmclm.errors import EnvironmentFault, UserError
+from mlmclm.errors import UserError
 from mlmclm.storage.leases import Leases
 
 
@@ -216,6 +214,10 @@ def test_a_shard_that_was_altered_is_found_by_reading_and_named(lines: Path, tmp
     path.write_bytes(content)
     assert not prepared.train.damaged()  # its size is right
     assert damaged(tmp_path, prepared) == [str(path)]
+    path.unlink()
+    path.mkdir()
+    found = {piece.path: piece.check() for piece in StoredCorpus(tmp_path, prepared.key).files()}
+    assert found.pop(str(path)) == "it cannot be read (Is a directory)" and set(found.values()) == {None}
 
 
 def test_a_lost_shard_of_a_source_that_is_no_longer_the_same_is_not_made_up(
@@ -306,39 +308,3 @@ def test_two_preparations_at_once_take_turns(
         assert "tokenising" not in done
     thread.join()
     assert len(answers) == 1
-
-
-def test_on_a_full_disk_the_file_is_named_and_what_is_finished_is_kept(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once = build(lines, tmp_path / "once", shard_mib=SMALL)
-    folder = tmp_path / "full" / "corpora" / once.key
-    sync, room = os.fsync, 9
-
-    def fill(descriptor: int) -> None:
-        nonlocal room
-        room -= 1
-        if room < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fill)
-    with pytest.raises(EnvironmentFault, match=rf"{folder}/train-0000\d\.(bin|json): the disk is full"):
-        build(lines, tmp_path / "full", shard_mib=SMALL)
-    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
-    assert kept
-    assert not list(folder.glob(".*"))
-    room = 10_000
-    assert files(build(lines, tmp_path / "full", shard_mib=SMALL).folder) == files(once.folder)
-    recorded = {name: written for name, written in kept.items() if name != max(kept)}  # the last may lack its record
-    assert all((folder / name).stat().st_mtime_ns == written for name, written in recorded.items())
-
-
-def test_a_shard_that_cannot_be_read_is_damaged(lines: Path, tmp_path: Path) -> None:
-    prepared = build(lines, tmp_path)
-    shard = prepared.folder / prepared.train.shards[0].file
-    shard.unlink()
-    shard.mkdir()
-    found = {piece.path: piece.check() for piece in StoredCorpus(tmp_path, prepared.key).files()}
-    assert found.pop(str(shard)) == "it cannot be read (Is a directory)"
-    assert set(found.values()) == {None}

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 import mlmclm
-from mlmclm.answers.imported_results import import_results
 from mlmclm.storage.csv_text import MARK, csv_text, safe_cell
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -42,23 +41,8 @@ def test_numbers_and_other_texts_stay_as_they_are(value: object) -> None:
     assert safe_cell(value) == value
 
 
-def test_tables_of_imported_results_have_no_formula_and_keep_the_names(tmp_path: Path) -> None:
-    lines = ["model,family,dataset,learning_rate,seed,validation_score,test_score"]
-    for model in ("=1+1", "@SUM(1)", "-a", "plain"):
-        lines += [f"{model},SC,+sst2,{rate},{seed},0.8{seed},0.7{seed}" for rate in ("1e-5", "1e-4") for seed in (0, 1)]
-    (tmp_path / "in.csv").write_text("\n".join(lines))
-    import_results("encodeval", tmp_path / "in.csv").write(tmp_path / "out")
-    files = sorted((tmp_path / "out").glob("*.csv"))
-    assert len(files) > 8
-    for file in files:
-        with file.open(newline="") as handle:
-            assert all(is_safe(cell) for row in csv.reader(handle) for cell in row), file
-    with (tmp_path / "out" / "results.csv").open(newline="") as handle:
-        assert {row["model"].removeprefix(MARK) for row in csv.DictReader(handle)} == {"=1+1", "@SUM(1)", "-a", "plain"}
-
-
 def test_every_csv_file_of_the_package_is_written_this_way() -> None:
     package = Path(mlmclm.__file__).parent
     writing = {file.name for file in package.rglob("*.py") if ".to_csv(" in file.read_text(encoding="utf-8")}
     assert writing == {"csv_text.py"}
-    assert "safe_cell" in (package / "cli" / "sweep_cells.py").read_text(encoding="utf-8")
+    assert "safe_cell" in (package / "cli" / "sweep.py").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlmclm.storage.files import machine_tag, whole_file, whole_folder
+from mlmclm.storage.files import machine_tag
 from mlmclm.storage.temporary import FOREIGN_SECONDS, GRACE_SECONDS, UNFINISHED, sweep_unfinished
 
 WORK = """
@@ -73,10 +73,3 @@ def test_what_another_machine_left_is_removed_after_a_week(tmp_path: Path) -> No
     os.utime(path, (0, time.time() - FOREIGN_SECONDS - 3600))
     sweep_unfinished(tmp_path)
     assert not path.exists()
-
-
-def test_files_and_folders_that_become_whole_leave_nothing_behind(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "file") as file, whole_folder(tmp_path / "folder") as folder:
-        file.write(b"whole")
-        (folder / "part").touch()
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["file", "folder", "folder/part"]
