@@ -57,7 +57,7 @@ class ZeroShotTask(Protocol):
     def requests(self) -> int: ...
     @property
     def chances(self) -> Mapping[str, Chance]: ...
-    def run(self, model: Any, observe: Observer | None = None) -> Scores: ...
+    def run(self, model: Any) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,12 @@ def filed_as(subject: Subject, task: ZeroShotTask, results_store: KeptEvaluation
     return subject
 
 
-def compute_evaluation(
-    subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel, observe: Observer | None = None
-) -> dict[str, Any]:
+def compute_evaluation(subject: Subject, task: ZeroShotTask, model: LanguageModel | SentenceModel) -> dict[str, Any]:
     """Evaluate a model on a task; return the result as a JSON object. Raises `UserError` if the model's files have changed meanwhile."""
     from mlmclm.backends.choice import backend_of
 
     began = time.perf_counter()
-    scores = task.run(model, observe)
+    scores = task.run(model)
     if subject.folder in _loaded:
         _loaded[subject.folder].check()
     backend = backend_of(model.model.device)
@@ -210,11 +208,16 @@ def find_or_compute(
     Raises:
         UserError: it could not be computed; the message names model and task.
     """
+    from mlmclm.evaluation.language_model import LanguageModel
+
     title = f"{subject.name} on {task.name}"
 
     def make() -> dict[str, Any]:
         try:
-            return compute_evaluation(subject, task, load(), observe)
+            model = load()
+            return compute_evaluation(
+                subject, task, replace(model, observe=observe) if isinstance(model, LanguageModel) else model
+            )
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
 

@@ -40,7 +40,6 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from mlmclm.errors import UserError, meant, one_line, unknown
 from mlmclm.evaluation.hub_data import cannot_load
 from mlmclm.evaluation.language_model import LanguageModel
-from mlmclm.evaluation.likelihoods import Observer
 from mlmclm.evaluation.scores import Scores, over_examples
 from mlmclm.member_source import parsed
 from mlmclm.progress import say
@@ -66,24 +65,21 @@ datasets.disable_progress_bars()
 
 
 class HarnessModel(LM):
-    """A language model with the harness's interface; `observe` counts from 0 again for each kind of request.
+    """A language model with the harness's interface; `score_end` is as in `LanguageModel.likelihoods`."""
 
-    `score_end` is for masked models: whether the end token after a continuation is scored too.
-    """
-
-    def __init__(self, model: LanguageModel, observe: Observer | None = None, *, score_end: bool = True) -> None:
+    def __init__(self, model: LanguageModel, *, score_end: bool = True) -> None:
         super().__init__()
-        self._model, self._observe, self._score_end = model, observe, score_end
+        self._model, self._score_end = model, score_end
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Score continuations; each request has a context and a continuation."""
         pairs = [request.args for request in requests]
-        scored = self._model.likelihoods(pairs, score_end=self._score_end, observe=self._observe)
+        scored = self._model.likelihoods(pairs, score_end=self._score_end)
         return [(likelihood.total, likelihood.greedy) for likelihood in scored]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Score whole texts, however long; each request has one."""
-        return self._model.rolling([request.args[0] for request in requests], observe=self._observe)
+        return self._model.rolling([request.args[0] for request in requests])
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Continue texts greedily; each request has a context and settings.
@@ -106,7 +102,6 @@ class HarnessModel(LM):
                 [requests[number].args[0] for number in numbers],
                 stop=[word for word in settings["until"] if word],
                 most=settings["max_gen_toks"],
-                observe=self._observe,
             )
             for number, text in zip(numbers, texts, strict=True):
                 outputs[number] = text
@@ -136,13 +131,13 @@ class HarnessTask:
         """The chance levels of its metrics, by name."""
         return chances_of(self.task)
 
-    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
+    def run(self, model: LanguageModel) -> Scores:
         """Return the metrics, and each document's value of every metric."""
         # Otherwise the choice of few-shot examples would continue from the last run, or from the fingerprint.
         self.task.set_fewshot_seed(seed=SEED)
         # No bootstrap: the harness would start processes for standard errors, and intervals are computed from the values.
         outcome = evaluate(
-            HarnessModel(model, observe, score_end=self.compares),
+            HarnessModel(model, score_end=self.compares),
             {"tasks": {self.name: self.task}},
             limit=self.limit,
             bootstrap_iters=0,

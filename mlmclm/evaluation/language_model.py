@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -23,10 +24,9 @@ from mlmclm.evaluation.likelihoods import (
     Likelihood,
     MaskedReading,
     Observer,
-    causal_likelihoods,
-    generate_causal,
-    generate_masked,
-    masked_likelihoods,
+    before_stop,
+    length_batches,
+    logits_at,
 )
 from mlmclm.models.folder import check_finite, check_model_folder, context_of, load_tokenizer, quiet, read_model
 from mlmclm.objectives.objective import parse_objective
@@ -133,6 +133,8 @@ class LanguageModel:
     """Ids to put before a text that nothing precedes."""
     reading: MaskedReading | None = None
     """None for a decoder."""
+    observe: Observer | None = None
+    """Shows progress; it counts from 0 again for each kind of request."""
 
     @classmethod
     def load(cls, folder: Path, scoring: Scoring, *, device: str = "cpu") -> LanguageModel:
@@ -180,57 +182,173 @@ class LanguageModel:
         with quiet():
             return cls(model.eval().to(device), texts, longest, start, reading)
 
-    def likelihoods(
-        self, pairs: Sequence[tuple[str, str]], *, score_end: bool = True, observe: Observer | None = None
-    ) -> list[Likelihood]:
+    @property
+    def room(self) -> int:
+        """Largest number of tokens of a text that it takes."""
+        return self.longest if self.reading is None else self.reading.room(self.longest)
+
+    def likelihoods(self, pairs: Sequence[tuple[str, str]], *, score_end: bool = True) -> list[Likelihood]:
         """Score continuations given contexts, either as text; an empty context means the beginning of a text.
 
         Masked scoring scores the end token too unless `score_end` is false.
         """
-        return self._score([self._begun(self.texts.pair(*pair)) for pair in pairs], score_end, observe)
+        return self.score([self._begun(self.texts.pair(*pair)) for pair in pairs], score_end=score_end)
 
-    def rolling(self, texts: Sequence[str], *, observe: Observer | None = None) -> list[float]:
+    def rolling(self, texts: Sequence[str]) -> list[float]:
         """Return the log likelihood of each text, whatever its length, without an end token.
 
         A long text is divided into windows. Each predicts the tokens after those of the window before; the last one has as
         much context as fits.
         """
-        size = self.longest if self.reading is None else self.reading.room(self.longest) - 1
+        size = self.room - (self.reading is not None)
         parts = [
             (number, pair) for number, text in enumerate(texts) for pair in text_windows(self.texts.ids(text), size)
         ]
         pairs = [pair if pair.context else self._begun(pair) for _, pair in parts]
         totals = [0.0] * len(texts)
-        for (number, _), likelihood in zip(parts, self._score(pairs, False, observe), strict=True):
+        for (number, _), likelihood in zip(parts, self.score(pairs, score_end=False), strict=True):
             totals[number] += likelihood.total
         return totals
 
-    def generate(
-        self, contexts: Sequence[str], *, stop: Sequence[str], most: int, observe: Observer | None = None
-    ) -> list[str]:
-        """Continue texts greedily (`generate_causal`); raise UserError if `most` tokens leave no room for a context."""
-        room = (self.longest if self.reading is None else self.reading.room(self.longest)) - most
+    def generate(self, contexts: Sequence[str], *, stop: Sequence[str], most: int) -> list[str]:
+        """Continue texts greedily.
+
+        Args:
+            stop: strings before which a text ends; it also ends at the model's end token.
+            most: largest number of tokens to generate.
+
+        Raises:
+            UserError: `most` tokens leave no room for a context.
+        """
+        room = self.room - most
         if room < 1:
             raise UserError(
                 f"up to {most} tokens are to be generated, but the model takes {self.longest} in all: lower the task's max_gen_toks."
             )
         begun = [self._begun(ContinuationIds(self.texts.ids(text), [])).context[-room:] for text in contexts]
-        tokenizer = self.texts.tokenizer
         if self.reading is None:
-            return generate_causal(self.model, tokenizer, begun, stop=stop, most=most, observe=observe)
-        return generate_masked(self.model, tokenizer, begun, self.reading, stop=stop, most=most, observe=observe)
+            return self._generate_causal(begun, stop, most)
+        return self._generate_masked(begun, self.reading, stop, most)
+
+    def score(self, pairs: Sequence[ContinuationIds], *, score_end: bool = True) -> list[Likelihood]:
+        """Score continuations; contexts that are too long lose tokens at their beginning.
+
+        Args:
+            pairs: contexts, of at least one token each for a decoder, and continuations.
+            score_end: masked scoring: add the log probability of the end token after the continuation. It never counts in
+                `greedy`: a continuation rarely ends its document.
+
+        Raises:
+            UserError: a continuation is too long for the model, or its first token has no position to be predicted at.
+        """
+        for _, continuation in pairs:
+            if len(continuation) > self.room:
+                raise UserError(
+                    f"a continuation has {len(continuation)} tokens, but the model takes {self.room} at most."
+                )
+        return self._causal(pairs) if self.reading is None else self._masked(pairs, self.reading, score_end)
 
     def _begun(self, pair: ContinuationIds) -> ContinuationIds:
         """Return a pair with the tokens that begin a text before its context; `MaskedReading` adds an encoder's start tokens."""
         always = self.texts.start if self.reading is None else []
         return ContinuationIds([*always, *pair.context] or self.start, pair.continuation)
 
-    def _score(self, pairs: Sequence[ContinuationIds], score_end: bool, observe: Observer | None) -> list[Likelihood]:
-        if self.reading is None:
-            return causal_likelihoods(self.model, pairs, longest=self.longest, observe=observe)
-        return masked_likelihoods(
-            self.model, pairs, self.reading, longest=self.longest, score_end=score_end, observe=observe
+    @torch.inference_mode()
+    def _causal(self, pairs: Sequence[ContinuationIds]) -> list[Likelihood]:
+        """Return for each continuation the sum of log p(token | all tokens before it)."""
+        # The last token is only predicted, so one more than the longest sequence fits.
+        rows = [[*context, *continuation][-(self.longest + 1) :] for context, continuation in pairs]
+        result = [Likelihood(0.0, True)] * len(pairs)
+        for batch in length_batches([len(row) for row in rows], observe=self.observe):
+            ids = torch.tensor([rows[number] for number in batch], device=self.model.device)  # [rows, length + 1]
+            last = ids.shape[1] - 1
+            kept = max(len(pairs[number].continuation) for number in batch)
+            positions = torch.arange(last - kept, last, device=ids.device).expand(len(batch), -1)
+            logits = logits_at(self.model, ids[:, :-1], positions)  # [rows, kept, vocabulary]
+            for number, row, predicted in zip(batch, ids, logits, strict=True):
+                count = len(pairs[number].continuation)
+                scores, targets = predicted[-count:], row[-count:]
+                log_probs = scores.log_softmax(-1).gather(1, targets[:, None])
+                greedy = bool((scores.argmax(-1) == targets).all())
+                result[number] = Likelihood(float(log_probs.double().sum()), greedy)
+        return result
+
+    @torch.inference_mode()
+    def _masked(self, pairs: Sequence[ContinuationIds], reading: MaskedReading, score_end: bool) -> list[Likelihood]:
+        """Score continuations token by token from left to right (`MaskedReading`)."""
+        device = self.model.device
+        texts, steps = [], []
+        for number, (context, continuation) in enumerate(pairs):
+            room = self.room - len(continuation)
+            begin = context[-room:] if room else []
+            if reading.position(len(begin)) < 0:
+                raise UserError("a model that predicts one position earlier cannot predict a text's first token.")
+            texts.append([*begin, *continuation, *(reading.end[:1] if score_end else [])])
+            steps += [(number, place) for place in range(len(begin), len(texts[-1]))]
+        totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
+        lengths = [len(reading.inputs(())) + place for _, place in steps]
+        for batch in length_batches(lengths, observe=self.observe):
+            chosen = [steps[index] for index in batch]
+            place = chosen[0][1]
+            ids = torch.tensor([reading.inputs(texts[number][:place]) for number, _ in chosen], device=device)
+            targets = torch.tensor([texts[number][place] for number, _ in chosen], device=device)
+            position = torch.full((len(chosen), 1), reading.position(place), device=device)
+            logits = logits_at(self.model, ids, position)[:, 0]  # [rows, vocabulary]
+            log_probs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
+            likeliest = (logits.argmax(-1) == targets).tolist()
+            for (number, _), chance, hit in zip(chosen, log_probs, likeliest, strict=True):
+                totals[number] += chance
+                greedy[number] &= hit or (score_end and place == len(texts[number]) - 1)
+        return [Likelihood(*pair) for pair in zip(totals, greedy, strict=True)]
+
+    @torch.inference_mode()
+    def _generate_causal(self, contexts: Sequence[list[int]], stop: Sequence[str], most: int) -> list[str]:
+        """Continue token ids with a decoder's likeliest tokens, by transformers' `generate`."""
+        tokenizer, end = self.texts.tokenizer, self.model.generation_config.eos_token_id
+        settings = GenerationConfig(
+            max_new_tokens=most,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=tokenizer.eos_token_id if end is None else end,
+            # Fills up rows that have ended; these tokens are skipped below.
+            pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+            stop_strings=list(stop) or None,
         )
+        outputs = [""] * len(contexts)
+        for batch in length_batches([len(context) + most for context in contexts], observe=self.observe):
+            ids = torch.tensor([contexts[number] for number in batch], device=self.model.device)  # [rows, length]
+            sequences = self.model.generate(ids, settings, attention_mask=torch.ones_like(ids), tokenizer=tokenizer)
+            for number, row in zip(batch, sequences[:, ids.shape[1] :].tolist(), strict=True):
+                outputs[number] = before_stop(tokenizer.decode(row, skip_special_tokens=True), stop)
+        return outputs
+
+    @torch.inference_mode()
+    def _generate_masked(
+        self, contexts: Sequence[list[int]], reading: MaskedReading, stop: Sequence[str], most: int
+    ) -> list[str]:
+        """Continue token ids with those that are likeliest at the first mask, up to the first token of `reading.end`."""
+        device, tokenizer = self.model.device, self.texts.tokenizer
+        outputs = [""] * len(contexts)
+        lengths = [len(reading.inputs(context)) + most for context in contexts]
+        for batch in length_batches(lengths, observe=self.observe):
+            generated: dict[int, list[int]] = {number: [] for number in batch}
+            active = list(batch)
+            for _ in range(most):
+                texts = [[*contexts[number], *generated[number]] for number in active]
+                ids = torch.tensor([reading.inputs(text) for text in texts], device=device)
+                position = torch.full((len(active), 1), reading.position(len(texts[0])), device=device)
+                tokens = logits_at(self.model, ids, position)[:, 0].argmax(-1).tolist()
+                for number, token in zip(list(active), tokens, strict=True):
+                    if token not in reading.end[:1]:
+                        generated[number].append(token)
+                        outputs[number] = tokenizer.decode(generated[number], skip_special_tokens=True)
+                        if before_stop(outputs[number], stop) == outputs[number]:
+                            continue
+                        outputs[number] = before_stop(outputs[number], stop)
+                    active.remove(number)
+                if not active:
+                    break
+        return outputs
 
 
 def text_windows(tokens: Sequence[int], size: int) -> Iterator[ContinuationIds]:

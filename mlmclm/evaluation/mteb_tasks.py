@@ -99,7 +99,7 @@ class MtebTask:
             return {}
         return {name: self.chance or Chance(0.0, "no correlation")}
 
-    def run(self, model: SentenceModel, observe: Any = None) -> Scores:
+    def run(self, model: SentenceModel) -> Scores:
         """Return the main score, its mean over splits and languages, and the score of each of these."""
         # An aggregate has no data, only its parts have.
         parts = self.task.metadata.tasks if self.task.is_aggregate else [self.task]

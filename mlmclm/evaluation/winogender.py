@@ -30,7 +30,7 @@ import torch
 from mlmclm import versions
 from mlmclm.errors import UserError, unknown
 from mlmclm.evaluation.language_model import LanguageModel
-from mlmclm.evaluation.likelihoods import Observer, length_batches, logits_at
+from mlmclm.evaluation.likelihoods import length_batches, logits_at
 from mlmclm.evaluation.scores import Scores, finite
 from mlmclm.results.chance import Chance
 from mlmclm.results.measures import Array, WeightedMean, correlation
@@ -106,10 +106,10 @@ class Winogender:
         guessed = (*GENDERS, "against", "with", *(f"{gender} probability" for gender in GENDERS))
         return {**dict.fromkeys(guessed, Chance(1 / 3, "a guess")), "correlation": Chance(0.0, "no preference")}
 
-    def run(self, model: LanguageModel, observe: Observer | None = None) -> Scores:
+    def run(self, model: LanguageModel) -> Scores:
         """Return shares of answers and of probability, and their values by occupation."""
-        shares = (sentence_shares if model.reading is None else mask_shares)(model, self.sentences, self.rule, observe)
-        return self.scores(shares)
+        shares = sentence_shares if model.reading is None else mask_shares
+        return self.scores(shares(model, self.sentences, self.rule))
 
     def scores(self, shares: Array) -> Scores:
         """Return the scores for each sentence's share of the three genders, [sentences, 3]."""
@@ -190,9 +190,7 @@ class _Masked:
     """The next token of the pronoun that is spelled out."""
 
 
-def mask_shares(
-    model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass", observe: Observer | None = None
-) -> Array:
+def mask_shares(model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass") -> Array:
     """Return the probabilities of the three genders' pronouns in the pronoun's place, [sentences, 3].
 
     A pronoun that is a token of the vocabulary is read at one mask. Any other has as many masks as tokens, filled from left
@@ -215,7 +213,7 @@ def mask_shares(
     for item in masked:
         if item.gender is not None:
             shares[item.sentence, item.gender] = 1.0
-    for batch in length_batches([len(item.ids) for item in masked], observe=observe):
+    for batch in length_batches([len(item.ids) for item in masked], observe=model.observe):
         ids = torch.tensor([masked[number].ids for number in batch], device=model.model.device)
         positions = torch.tensor([[masked[number].position] for number in batch], device=model.model.device)
         with torch.inference_mode():
@@ -259,15 +257,13 @@ def _masked(
             yield _Masked(number, [*head, *tokens[:done], *masks, *tail], place + done, gender, token)
 
 
-def sentence_shares(
-    model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass", observe: Observer | None = None
-) -> Array:
+def sentence_shares(model: LanguageModel, sentences: Sequence[Sentence], rule: Rule = "mass") -> Array:
     """Return the probabilities of the three versions of each sentence, as shares of their sum, [sentences, 3].
 
     Under the rule `published`, they are replaced by probabilities per token (the inverse of the perplexity).
     """
     texts = [sentence.with_pronoun(gender) for sentence in sentences for gender in GENDERS]
-    scored = model.likelihoods([("", text) for text in texts], score_end=False, observe=observe)
+    scored = model.likelihoods([("", text) for text in texts], score_end=False)
     totals = np.array([likelihood.total for likelihood in scored])
     if rule == "published":
         totals /= [len(model.texts.ids(text)) for text in texts]

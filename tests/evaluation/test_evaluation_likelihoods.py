@@ -15,9 +15,7 @@ from mlmclm.evaluation.language_model import LanguageModel, text_windows
 from mlmclm.evaluation.likelihoods import (
     ContinuationIds,
     before_stop,
-    causal_likelihoods,
     length_batches,
-    masked_likelihoods,
 )
 from mlmclm.models.exported_folder import export_folder
 from small_models import save_framed_model, save_small_decoder, save_small_model
@@ -111,10 +109,8 @@ def test_the_likeliest_continuation_is_greedy_and_no_other(encoder: Path) -> Non
     context = masked.texts.ids("Anna was")
     with torch.no_grad():
         best = int(masked.model(torch.tensor([[*context, 3, 3, 3, 2]])).logits[0, len(context)].argmax())
-    assert masked.reading is not None
     for other in (0, 1):
-        pairs = [ContinuationIds(context, [best + other])]
-        (found,) = masked_likelihoods(masked.model, pairs, masked.reading, longest=40)
+        (found,) = masked.score([ContinuationIds(context, [best + other])])
         assert found.greedy == (other == 0), "the end token behind a continuation doesn't count"
 
 
@@ -123,15 +119,14 @@ def test_a_context_that_is_too_long_loses_its_beginning(decoder: Path, encoder: 
     causal = LanguageModel.load(decoder, "causal")
     assert causal.longest == 64
     plain = plain_causal(AutoModelForCausalLM.from_pretrained(decoder).eval(), ids[-63:], tail)
-    found = causal_likelihoods(causal.model, [ContinuationIds(ids, tail)], longest=64)
+    found = causal.score([ContinuationIds(ids, tail)])
     assert found[0].total == pytest.approx(plain[0], abs=1e-4)
     masked = LanguageModel.load(encoder, "masked")
-    assert masked.reading is not None
     # 40 positions: 34 of context, 2 of continuation, 3 masks, 1 end.
-    alike = [masked_likelihoods(masked.model, [ContinuationIds(part, tail)], masked.reading, longest=40) for part in (ids, ids[-34:])]  # fmt: skip
+    alike = [masked.score([ContinuationIds(part, tail)]) for part in (ids, ids[-34:])]
     assert alike[0] == alike[1]
     with pytest.raises(UserError, match="a continuation has 70 tokens"):
-        causal_likelihoods(causal.model, [ContinuationIds([5], ids[:70])], longest=64)
+        causal.score([ContinuationIds([5], ids[:70])])
 
 
 def test_rolling_by_masks_is_the_plain_loop_without_the_end(encoder: Path) -> None:
@@ -152,9 +147,8 @@ def test_without_the_end_all_continuations_of_a_length_have_a_probability_of_1_t
 ) -> None:
     """As under a decoder, so a perplexity of both means the same."""
     model = LanguageModel.load(encoder, scoring)
-    assert model.reading is not None
     pairs = [ContinuationIds([20, 21], [token]) for token in range(model.model.config.vocab_size)]
-    scored = masked_likelihoods(model.model, pairs, model.reading, longest=40, score_end=False)
+    scored = model.score(pairs, score_end=False)
     assert sum(math.exp(each.total) for each in scored) == pytest.approx(1, abs=1e-5)
 
 
