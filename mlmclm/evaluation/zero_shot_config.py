@@ -57,9 +57,23 @@ class ZeroShot(Frozen):
         return self.model_copy(update={"tasks": tasks, "winogender": winogender})
 
     def read(self, data_root: Path | None) -> list[ZeroShotTask]:
-        """Return the tasks with their data, from the files that `found` looked up; raises what `read_tasks` does."""
-        winogender = None if self.winogender is None else Path(self.winogender)
-        return read_tasks(self.tasks, winogender, self.winogender_rule, data_root=data_root, limit=self.limit)
+        """Return the tasks with their data, as `harness.load_tasks` and `winogender.read_winogender` read them.
+
+        Raises:
+            UserError: the harness is needed and not installed, or something is wrong with a task.
+        """
+        tasks: list[ZeroShotTask] = []
+        if self.tasks:
+            if find_spec("lm_eval") is None:
+                raise UserError("these tasks need lm-evaluation-harness: pip install 'mlmclm[evaluation]'.")
+            from mlmclm.evaluation.harness import load_tasks
+
+            tasks += load_tasks(self.tasks, data_root=data_root, limit=self.limit)
+        if self.winogender is not None:
+            from mlmclm.evaluation.winogender import read_winogender
+
+            tasks.append(read_winogender(Path(self.winogender), self.winogender_rule))
+        return tasks
 
 
 def read_mteb(names: Sequence[str]) -> list[ZeroShotTask]:
@@ -76,38 +90,6 @@ def read_mteb(names: Sequence[str]) -> list[ZeroShotTask]:
     from mlmclm.evaluation.mteb_tasks import load_mteb
 
     return list(load_mteb(names))
-
-
-def read_tasks(
-    names: Sequence[str],
-    winogender: Path | None = None,
-    rule: str = "mass",
-    *,
-    data_root: Path | None = None,
-    limit: int | None = None,
-) -> list[ZeroShotTask]:
-    """Return tasks with their data.
-
-    Args:
-        names: tasks of the harness, as `harness.load_tasks` takes them, like `data_root` and `limit`.
-        winogender: folder with Winogender's files, if it is asked for.
-        rule: how its answers are read (`winogender.Rule`).
-
-    Raises:
-        UserError: the harness is needed and not installed, or something is wrong with a task.
-    """
-    tasks: list[ZeroShotTask] = []
-    if names:
-        if find_spec("lm_eval") is None:
-            raise UserError("these tasks need lm-evaluation-harness: pip install 'mlmclm[evaluation]'.")
-        from mlmclm.evaluation.harness import load_tasks
-
-        tasks += load_tasks(names, data_root=data_root, limit=limit)
-    if winogender is not None:
-        from mlmclm.evaluation.winogender import read_winogender
-
-        tasks.append(read_winogender(winogender, rule))
-    return tasks
 
 
 def load_model(subject: Subject) -> LanguageModel | SentenceModel:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.backends.device_kinds import Choice
 from mlmclm.cluster.ray_cluster import Session
+from mlmclm.configuration import parse_config
 from mlmclm.errors import MlmclmError, UserError, for_each
 from mlmclm.evaluation.evaluations import (
     Subject,
@@ -23,7 +24,7 @@ from mlmclm.evaluation.evaluations import (
     find_or_compute,
     under_names,
 )
-from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb, read_tasks
+from mlmclm.evaluation.zero_shot_config import ZeroShot, load_model, read_mteb
 from mlmclm.progress import Bar, say
 from mlmclm.storage.place import Place, open_place
 from mlmclm.sweeps.cells import SweepModel
@@ -54,7 +55,7 @@ class ZeroShotTasks:
 
 
 def zero_shot_tasks(zero_shot: ZeroShot | None, folder: Path | None, place: Place) -> ZeroShotTasks | None:
-    """Read the zero-shot tasks of a study's file in a folder; None if there are none. Raises like `read_tasks`."""
+    """Read the zero-shot tasks of a study's file in a folder; None if there are none. Raises like `ZeroShot.read`."""
     if zero_shot is None:
         return None
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness has bars of its own; tqdm reads this when it is imported
@@ -192,8 +193,11 @@ def evaluate(
             raise UserError(f"{option} belongs to {needs}; leave it out.")
     sweep_models = [find_model(model, place.store, data_root=place.data_root) for model in models]
     scorings = [scoring_of(model.folder, scoring) for model in sweep_models] if with_harness else []
-    harness_tasks = read_tasks(
-        tasks, Path(winogender) if winogender else None, winogender_rule, data_root=place.data_root, limit=limit
+    asked = {"tasks": tasks, "winogender": winogender and str(winogender), "winogender_rule": winogender_rule}
+    harness_tasks = (
+        parse_config(ZeroShot, {**asked, "limit": limit}, where="evaluate").read(place.data_root)
+        if with_harness
+        else []
     )
     sentence_tasks = read_mteb(mteb)
     shared = [model.name for model in sweep_models]

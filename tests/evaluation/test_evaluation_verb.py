@@ -296,6 +296,7 @@ def test_mistakes_are_named(place: Path, run: Run, tmp_path: Path, monkeypatch: 
         ((model, "--task", wrong(test_split="tst")), "test_split: unknown split 'tst'. Did you mean 'test'?"),
         ((model, "--winogender", place, "--limit", 3), "--limit belongs to --task"),
         ((model, "--task", place / "cities.yaml", "--winogender-rule", "published"), "--winogender-rule belongs to"),
+        ((model, "--winogender", place, "--winogender-rule", "publshed"), "winogender_rule: "),
         ((model, "--task", place / "cities.yaml", "--scoring", "masked"), "cannot be scored as masked"),
         ((model, "--task", place / "cities.yaml", "--scoring", "casual"), "Did you mean 'causal'"),
         ((model,), "nothing to evaluate on"),

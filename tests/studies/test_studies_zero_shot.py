@@ -16,7 +16,7 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.evaluation.evaluations import main_metric
-from mlmclm.evaluation.zero_shot_config import ZeroShot, read_tasks
+from mlmclm.evaluation.zero_shot_config import ZeroShot
 from mlmclm.tracking.views import zero_shot_record
 from small_models import save_pronoun_model, save_small_decoder, save_small_model, write_sentiment
 
@@ -137,7 +137,7 @@ def test_files_are_looked_up_beside_the_study_and_named_where_they_are_not_there
 def test_a_missing_harness_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlmclm.evaluation.zero_shot_config.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'mlmclm\[evaluation\]'"):
-        read_tasks(["lambada_openai"])
+        ZeroShot(tasks=("lambada_openai",)).read(None)
 
 
 def test_a_result_is_a_summary_in_mlflow_under_the_common_names() -> None:
