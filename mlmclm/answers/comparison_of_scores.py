@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -89,21 +89,17 @@ def compare(
             f"rule {check_rule(rule)}: {first} and {second} have no task with several learning rates to choose from; leave the rule out."
         )
     labels, left_out = (first, second), dict[str, str]()
-    names = sorted({task or NO_TASK for task in (*sides[0], *sides[1])})
-    for task in tasks:
-        if task not in names:
-            raise unknown("task", task, names)
+    wanted = wanted_tasks([*sides[0], *sides[1]], tasks)
     for side, opposite, name in ((0, 1, first), (1, 0, second)):
-        lacking = [
-            task for task in sides[side] if task not in sides[opposite] and (not tasks or (task or NO_TASK) in tasks)
-        ]
-        left_out |= dict.fromkeys(lacking, f"only {name} has it")
-    both = [task for task in sides[0] if task in sides[1] and (not tasks or (task or NO_TASK) in tasks)]
+        left_out |= {
+            task: f"only {name} has it" for task in wanted if task in sides[side] and task not in sides[opposite]
+        }
+    both = [task for task in wanted if task in sides[0] and task in sides[1]]
     if not both:
         raise UserError(
             f"{first} and {second} have no task in common: {_listed(list(sides[0]))} and {_listed(list(sides[1]))}."
         )
-    stated_chances(chances, [task or NO_TASK for task in both])
+    stated_chances(chances, both)
     rows, errors = [], []
     with Bar("comparing", len(both), unit="tasks", brief=1.0) as bar:
         for position, task in enumerate(both, 1):
@@ -116,25 +112,24 @@ def compare(
                 ]
             except UserError as error:  # other tasks may still have a score to compare
                 errors.append(error)
-                left_out[task or NO_TASK] = str(error)
+                left_out[task] = str(error)
                 continue
             tried = [
                 len({run.learning_rate for run in runs if run.metric == chosen or not run.metric}) for runs in pair
             ]
             one, other, seeds_left_out = _same_seeds(labels, seeds, task)
             (one, other), dropped = same_examples(labels, (one, other), task, told_by, unit, common)
-            name = task or NO_TASK
-            level = chances.get(name)
+            level = chances.get(task)
             if level is not None and level > 1 >= max(abs(run.scores).max() for run in (*one, *other)):
                 raise UserError(
-                    f"chance level of {name}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
+                    f"chance level of {task}: {level:g}; the scores of its examples are at most 1, so expected is a number up to 1."
                 )
             groups = groups_of_examples(labels, (one, other))
             first_kept, second_kept = (
                 [_kept(label, run, groups) for run in runs] for label, runs in zip(labels, (one, other), strict=True)
             )
             rows.append(
-                compare_examples(name, first_kept, second_kept, _SCORE, confidence, seeds=True)
+                compare_examples(task, first_kept, second_kept, _SCORE, confidence, seeds=True)
                 | {"metric": chosen}
                 | {"seeds_left_out": seeds_left_out, "examples_left_out": dropped, "rates_tried": max(tried)}
                 | _standing((one, other), groups, level, confidence)
@@ -184,8 +179,17 @@ def by_task(runs: Sequence[ScoredRun]) -> dict[str, list[ScoredRun]]:
                 f"{run.run}: {run.task or NO_TASK} has two sets of {run.metric}{seed}. Give the path of one of them."
             )
         places.add(run.place)
-        runs_by_task.setdefault(run.task, []).append(run)
+        runs_by_task.setdefault(run.task or NO_TASK, []).append(run)
     return runs_by_task
+
+
+def wanted_tasks(known: Iterable[str], chosen: Collection[str]) -> list[str]:
+    """Return the chosen ones of the known tasks, by default all; a `UserError` if one is unknown."""
+    names = list(dict.fromkeys(known))
+    for task in chosen:
+        if task not in names:
+            raise unknown("task", task, sorted(names))
+    return [task for task in names if not chosen or task in chosen]
 
 
 def common_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], task: str) -> str:
@@ -195,14 +199,14 @@ def common_metric(labels: Sequence[str], sides: Sequence[Sequence[ScoredRun]], t
     if not both:
         place = next(place for place, names in enumerate(rest, 1) if not set(first) & set(names) or place == len(rest))
         raise UserError(
-            f"{task or NO_TASK}: no metric in common; {labels[0]} has {_listed(first)}, {labels[place]} {_listed(rest[place - 1])}."
+            f"{task}: no metric in common; {labels[0]} has {_listed(first)}, {labels[place]} {_listed(rest[place - 1])}."
         )
     for main in ("main_score", *MAIN_METRICS):
         for name in both:
             if name.partition(",")[0] == main:  # without the filter of lm-evaluation-harness
                 return name
     if len(both) > 1:
-        raise UserError(f"{task or NO_TASK}: choose one of its scores with --metric: {_listed(both, len(both))}.")
+        raise UserError(f"{task}: choose one of its scores with --metric: {_listed(both, len(both))}.")
     return both[0]
 
 
@@ -212,7 +216,7 @@ def seeds_at_rate(
     """Return a side's run of each seed, at the chosen learning rate where there are several."""
     scored = [run for run in runs if run.metric == metric or not run.metric]
     if not scored:
-        raise unknown("metric", metric, sorted({run.metric for run in runs}), where=f"{label}, {task or NO_TASK}")
+        raise unknown("metric", metric, sorted({run.metric for run in runs}), where=f"{label}, {task}")
     for run in scored:
         if run.fault:
             usable = sorted({run.metric for run in runs} - {run.metric for run in runs if run.fault})
@@ -251,7 +255,7 @@ def _same_seeds(
     both = [seed for seed in one if seed in other]
     if not both:
         raise UserError(
-            f"{task or NO_TASK}: no seed in common; {labels[0]} has {_listed(list(one))}, {labels[1]} {_listed(list(other))}."
+            f"{task}: no seed in common; {labels[0]} has {_listed(list(one))}, {labels[1]} {_listed(list(other))}."
         )
     left = {label: [seed for seed in side if seed not in both] for label, side in zip(labels, sides, strict=True)}
     return (
@@ -284,7 +288,7 @@ def same_examples(
         union |= identities
         wanted = {identity: None for identity in wanted if identity in identities}
     if not wanted:
-        raise UserError(f"{task or NO_TASK}: {' and '.join(labels)} have no {unit} in common.")
+        raise UserError(f"{task}: {' and '.join(labels)} have no {unit} in common.")
     return [[run.only(list(wanted)) for run in runs] for runs in sides], len(union) - len(wanted)
 
 
@@ -311,7 +315,7 @@ def _refuse(
         parts.append(f"{len(changed):,} of the same name are others, by their {told_by} ({_listed(changed)})")
     remedy = f" --common compares the {len(both):,} that both have." if len(both) > 1 else ""
     raise UserError(
-        f"{task or NO_TASK}: {sides[0]} and {sides[1]} cannot be paired, as their {unit}s differ: {'; '.join(parts)}.{remedy}"
+        f"{task}: {sides[0]} and {sides[1]} cannot be paired, as their {unit}s differ: {'; '.join(parts)}.{remedy}"
     )
 
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
 from mlmclm.answers.comparison_of_scores import (
-    NO_TASK,
     by_task,
     common_metric,
     groups_of_examples,
     read,
     same_examples,
     seeds_at_rate,
+    wanted_tasks,
 )
-from mlmclm.errors import UserError, unknown
+from mlmclm.errors import UserError
 from mlmclm.readers.reader import ScoredRun
 
 
@@ -76,17 +76,10 @@ def rank(
         raise UserError(
             f"{', '.join(map(str, paths))}: {', '.join(sides) or 'no model'}; a ranking needs two models or more."
         )
-    all_tasks = dict.fromkeys(task for side in sides.values() for task in side)
-    for task in tasks:
-        if task not in {name or NO_TASK for name in all_tasks}:
-            raise unknown("task", task, sorted(name or NO_TASK for name in all_tasks))
     left_out, kept, scores, examples, counts = {}, {}, [], {}, set[int]()
-    for task in all_tasks:
-        name = task or NO_TASK
-        if tasks and name not in tasks:
-            continue
+    for task in wanted_tasks((task for side in sides.values() for task in side), tasks):
         if lacking := [label for label, side in sides.items() if task not in side]:
-            left_out[name] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
+            left_out[task] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
             continue
         runs_by_side = [side[task] for side in sides.values()]
         chosen = metric or common_metric(list(sides), runs_by_side, task)
@@ -97,9 +90,9 @@ def rank(
         seeds, _ = same_examples(list(sides), seeds, task, told_by, unit, common)
         rows = [np.stack([run.scores for run in runs]) for runs in seeds]
         if rows[0].shape[1] < 2:
-            raise UserError(f"{name}: one {unit} is too little to rank on.")
+            raise UserError(f"{task}: one {unit} is too little to rank on.")
         scores.append(TaskScores(rows, groups_of_examples(list(sides), seeds)))
-        kept[name], examples[name] = chosen, rows[0].shape[1]
+        kept[task], examples[task] = chosen, rows[0].shape[1]
         counts |= {len(side) for side in rows}
     if not kept:
         raise UserError(

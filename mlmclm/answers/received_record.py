@@ -217,8 +217,6 @@ def _check_names(bundle: StudyRecord) -> None:
     ):
         if ours != theirs or len(set(theirs)) < len(theirs):
             raise UserError(f"{ABOUT}: the {what} of its facts and of its grid are not the same, or not unique.")
-    if setting.baseline is not None and setting.baseline not in models:
-        raise UserError(f"{ABOUT}: the baseline {setting.baseline!r} is none of its models.")
     added = [[name for name, *_ in grid.added], [name for _, name, _ in grid.added]]
     pairs = setting.replicate_of
     for what, names, allowed in (
@@ -226,6 +224,8 @@ def _check_names(bundle: StudyRecord) -> None:
         ("grid.added", added[1], tasks),
         ("grid.settings", grid.settings, tasks),
         ("chances", setting.chances, tasks),
+        ("baseline", filter(None, [setting.baseline]), models),
+        (OUTCOMES, bundle.outcomes.tables, tasks),
         ("replicate_of", pairs, models),
         ("replicate_of", pairs.values(), [name for name in models if name not in pairs]),
     ):
@@ -239,9 +239,6 @@ def _check_names(bundle: StudyRecord) -> None:
     for what, listed in (("learning_rates", grid.learning_rates), ("seeds", grid.seeds)):
         if len({*listed}) < len(listed):
             raise UserError(f"{ABOUT}: grid.{what} has one twice.")
-    for task in bundle.outcomes.tables:
-        if task not in tasks:
-            raise UserError(f"examples/{task}.parquet: the study has no such task.")
     for stage in bundle.states.stages:
         check_time(stage.work.began)
         check_time(stage.work.ended)

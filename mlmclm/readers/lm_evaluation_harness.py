@@ -24,22 +24,10 @@ from mlmclm.storage.data_files import kind_of, read_start, read_text
 from mlmclm.storage.received_files import files_inside
 
 _FILE = re.compile(r"samples_(?P<task>.+?)(_(?P<date>\d{4}-\d\d-\d\dT[\d.:-]+))?")
-_OTHERS = frozenset(
-    [
-        "doc_id",
-        "doc",
-        "target",
-        "arguments",
-        "resps",
-        "filtered_resps",
-        "filter",
-        "metrics",
-        "doc_hash",
-        "prompt_hash",
-        "target_hash",
-        "prompt_len",
-    ]
-)
+_OTHERS = {
+    "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash", "prompt_hash", "target_hash",
+    "prompt_len",
+}  # fmt: skip
 """Keys of a line that are no metrics."""
 _WORDING = " prompt "
 """Text between a document's id and the number of a prompt, in an example's name."""

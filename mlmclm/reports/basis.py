@@ -106,19 +106,15 @@ def asked_for(command: str, packaged: Collection[str] = ()) -> Basis:
         command: the command that computes the study, as the report shows it: `mlmclm study FILE ...`.
         packaged: names of studies that come with the package, whose files are not the user's.
     """
-    setting, next_command, preparation = _asked_for(command, packaged)
-    return Basis(setting=setting, command=next_command, preparation=preparation, command_now=command)
-
-
-def _asked_for(command: str, packaged: Collection[str]) -> tuple[str, str, str]:
-    """Return the file to edit, the command after the edit, and the one before it; empty texts if the command names no file."""
-    words = shlex.split(command)
-    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):
-        return "", "", ""
+    basis, words = Basis(command_now=command), shlex.split(command)
+    if len(words) < 3 or words[0] != "mlmclm" or words[2].startswith("-"):  # it names no file
+        return basis
     verb, file = words[1], words[2]
     if file not in packaged:
-        return file, command, ""
+        return replace(basis, setting=file, command=command)
     if file != QUICKSTART:
-        return f"a copy of the packaged {file}.yaml", f"mlmclm {verb} {file}.yaml", ""
+        return replace(basis, setting=f"a copy of the packaged {file}.yaml", command=f"mlmclm {verb} {file}.yaml")
     copy = f"my-{file}/study.yaml"
-    return copy, shlex.join([*words[:2], copy, *words[3:]]), f"mlmclm init my-{file}"
+    return replace(
+        basis, setting=copy, command=shlex.join([*words[:2], copy, *words[3:]]), preparation=f"mlmclm init my-{file}"
+    )

@@ -153,7 +153,7 @@ class _Bench:
         if len(sound) < len(parts) and not math.isnan(p):
             rest = weighted_sum(self.analysis.effects, model_weights(sound), confidence).whole
             p = rest.p if rest.value * gap.value > 0 and not math.isnan(rest.p) else 1.0
-        verdict = replace(_counted(blank, parts), difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
+        verdict = replace(blank, difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
         models, tasks = {model for part in parts for model in (part.first, part.second)}, {part.task for part in parts}
         reason = f"{text.estimate(gap.value, gap.low, gap.high, sign=True).strip()} points"
         if p != gap.p and not math.isnan(p):
@@ -198,7 +198,7 @@ class _Bench:
             for second in self.analysis.groups[part.second]
         ]
         first, second, p = sensitivity_test(self._variance, runs)
-        verdict = replace(_counted(blank, parts), difference=first - second, p=p)
+        verdict = replace(blank, difference=first - second, p=p)
         reason = f"deviation over learning rates of {text.points(first)} against {text.points(second)} points"
         return self._tested(verdict, parts, reason, p)
 
@@ -229,7 +229,7 @@ class _Bench:
 
         parts = weighed(self.finder.pairs(claim), wanted, usable)
         gap = zero_shot_contrast(results, parts, claim.metric, self.analysis.confidence)
-        verdict = replace(_counted(blank, parts), difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
+        verdict = replace(blank, difference=gap.value, low=gap.low, high=gap.high, p=gap.p)
         reason = f"{text.estimate(gap.value, gap.low, gap.high, sign=True).strip()} points, with the noise of the examples alone"
         return self._tested(verdict, parts, reason, gap.p)
 
@@ -276,7 +276,9 @@ class _Bench:
         models = frozenset(model for part in parts for model in (part.first, part.second))
         runs = {model: self.analysis.groups[model] for model in models}
         reason = f"{pretraining_runs(runs)} each: {reason}"
+        pairs, tasks = {(part.first, part.second) for part in parts}, {part.task for part in parts}
         draft = replace(draft, verdict="too small to tell", reason=reason, runs=min(map(len, runs.values())))
+        draft = replace(draft, pairs=len(pairs), tasks=len(tasks))
         return _Tested(draft, p, contrast, models)
 
     def judged(self, tested: _Tested, sourced: SourcedClaim, p: float, number: int) -> ClaimVerdict:
@@ -345,12 +347,6 @@ def found_by(target: float, words: str, contrast: Contrast, runs: float, seeds: 
         return f"To find {words} takes about {needed:,} {unit}."
     reasons = {"noise": "their noise is not known", "test sets": "the test sets are too small"}
     return f"More {unit} would not find {words}: {reasons.get(needed, 'it is too small')}."
-
-
-def _counted(verdict: ClaimVerdict, parts: Sequence[PairOnTask]) -> ClaimVerdict:
-    """Return a verdict with the number of its pairs and tasks."""
-    pairs, tasks = {(part.first, part.second) for part in parts}, {part.task for part in parts}
-    return replace(verdict, pairs=len(pairs), tasks=len(tasks))
 
 
 def zero_shot_contrast(

@@ -288,7 +288,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a grid without a model": (in_about(lambda about: about["grid"].update(models=["one"])), "are not the same"),
     "a chance level of 5": (in_about(lambda about: about["chances"]["sst2"].update(score=5)), "bundle.json: chances.sst2.score"),
     "an unknown rule": (in_about(lambda about: about.update(rule="best")), "bundle.json: rule"),
-    "an unknown baseline": (in_about(lambda about: about.update(baseline="three")), "none of its models"),
+    "an unknown baseline": (in_about(lambda about: about.update(baseline="three")), "unknown name in baseline 'three'"),
     "a key of JSON twice": (
         lambda f: ((f / "states.json").write_text('{"weights": {}, "weights": {}}'), seal(f)),
         "is there twice",
