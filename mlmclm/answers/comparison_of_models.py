@@ -120,8 +120,8 @@ def compare_models(
         UserError: the names are the same, there is no such score, or no task can be compared; the message says why.
     """
     from mlmclm.analysis.comparison import against
-    from mlmclm.reports.cautions import missing_cells, setup_sentences
-    from mlmclm.reports.wording import pretraining_runs, warnings
+    from mlmclm.reports.cautions import setup_sentences
+    from mlmclm.reports.wording import pretraining_runs, unfinished, warnings
 
     for name in names:
         if name not in analysis.groups:
@@ -168,10 +168,7 @@ def compare_models(
         else:
             over.append(_of_several(analysis, row))
     notes = setup_sentences(_between(analysis, names))
-    missing = missing_cells(analysis, names)
-    if missing:
-        notes.append(f"Cells are still to be run, so the best learning rates are not final: {missing}.")
-    notes += warnings(analysis)
+    notes += [*filter(None, [unfinished(analysis, names)]), *warnings(analysis)]
     pretraining = pretraining_runs({name: analysis.groups[name] for name in names})
     return Comparison(rows, left_out, over, tuple(notes), pretraining, sides=names)
 

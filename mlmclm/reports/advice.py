@@ -17,12 +17,13 @@ from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
 from mlmclm.reports.basis import NO_BASIS, Basis
-from mlmclm.reports.cautions import failure_sentences, missing_cells, setup_sentences, uneven_rates
+from mlmclm.reports.cautions import failure_sentences, setup_sentences, uneven_rates
 from mlmclm.reports.wording import (
     Headline,
     clearly_different,
     headline,
     level_groups,
+    missing_cells,
     noise_lines,
     pretraining_runs,
     warnings,

@@ -11,7 +11,7 @@ from mlmclm.analysis.results import Grid, Record, records
 from mlmclm.analysis.setups import COMPUTED, SetupDifference
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.wording import STREAM_WORDS, chance_unknown, is_low, pretraining_runs
+from mlmclm.reports.wording import STREAM_WORDS, chance_unknown, is_low, pretraining_runs, unfinished
 from mlmclm.seeds import Seeds
 
 SIDES = 3
@@ -22,12 +22,9 @@ def cautions(analysis: Analysis) -> list[str]:
     """List what a reader must know before trusting the tables, most serious first; empty if there is nothing."""
     best = records(analysis.best)
     notes = []
-    if analysis.missing:
-        expected = int(analysis.coverage["expected"].sum())
-        how = _competition(analysis, "Until then, rates compete by the mean of the seeds that were run.")
+    if left := unfinished(analysis):
         notes.append(
-            f"The grid is incomplete: {analysis.missing:,} of {expected:,} cells have no result ({missing_cells(analysis)}), so "
-            f"their best rates are not final. {how}"
+            f"{left} {_competition(analysis, 'Until then, rates compete by the mean of the seeds that were run.')}"
         )
     notes += setup_sentences(analysis.setups)
     notes += uneven_rates(analysis)
@@ -120,17 +117,6 @@ def uneven_rates(analysis: Analysis) -> list[str]:
         f"On {text.listing(tasks)}, the grid added learning rates for some models only. A model that was not tried at the rates of "
         f"another may seem worse for it, and no interval covers that: `learning_rates: [{rates}]` tries all models at all of them."
     ]
-
-
-def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
-    """Say how many cells of which model and task have no result, the pairs with most missing cells first; empty if there are none.
-
-    Args:
-        models: only these; by default all.
-    """
-    rows = [row for row in records(analysis.coverage) if row["missing"] and row["model"] in (models or analysis.models)]
-    rows.sort(key=lambda row: -row["missing"])
-    return text.listing([f"{row['missing']:,} of {row['model']} on {row['task']}" for row in rows], most=4)
 
 
 def _luck(analysis: Analysis) -> str:

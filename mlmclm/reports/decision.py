@@ -17,7 +17,7 @@ from mlmclm.numbers import without_nan
 from mlmclm.reports import text
 from mlmclm.reports.advice import More, further_cells, further_runs, instructions
 from mlmclm.reports.basis import Basis
-from mlmclm.reports.cautions import missing_cells
+from mlmclm.reports.wording import unfinished
 from mlmclm.storage.addresses import send_file
 from mlmclm.storage.files import read_json, write_json
 
@@ -89,7 +89,7 @@ def decide(
             f"--most {most}: {new} and {base} were first looked at with {record['most']}, on which the bounds depend."
         )
     most = most or record.get("most") or max(MOST, number)
-    missing = missing_cells(analysis, members)
+    missing = unfinished(analysis, members)
     if not missing and number not in {look.number for look in looks}:
         sound = row["above_chance"] and not math.isnan(row["p"])
         looks.append(Look(number, row["difference"], row["p"] if sound else 1.0))
@@ -119,7 +119,7 @@ def decide(
             f"{unit}, a look decides below {bound:.2g} ({text.plural(len(looks), 'look')} so far)."
         )
     if missing:
-        sentences.append(f"Cells are still to be run, and there is no look before: {missing}.")
+        sentences.append(f"{missing} There is no look before they are run.")
     if undecided and too_small:
         sentences.append(
             f"More {'runs' if runs else 'seeds'} would hardly decide: the test sets are too small for this difference."

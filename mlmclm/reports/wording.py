@@ -70,12 +70,12 @@ def headline(analysis: Analysis) -> Headline:
         verdict = "No answer yet: no model has a score on every task."
         return Headline(False, verdict, "The tables below show what there is.")
     best, so_far = ranked[0], " so far" if analysis.missing else ""
-    name, unfinished = best["model"], _unfinished(analysis)
+    name, left = best["model"], unfinished(analysis, named=False)
     if len(ranked) == 1:
         only = "It is the only model" + (" with a score on every task" if len(rows) > 1 else "")
         only += ", so there is nothing to compare."
         verdict = f"{name} scores {_score(best)} on {scope}{so_far}."
-        return Headline(False, verdict, _joined(only, unfinished), (name,))
+        return Headline(False, verdict, _joined(only, left), (name,))
     rivals = {row["model_b"]: row for row in against(analysis.comparisons, name) if row["kind"] == "all"}
     level = [row for row in ranked[1:] if tied(rivals[row["model"]]["difference"])]
     close = [rivals[row["model"]] for row in ranked[1:] if row not in level]
@@ -107,7 +107,7 @@ def headline(analysis: Analysis) -> Headline:
         verdict = f"No winner yet on {scope}: {name} scores highest so far."
     else:
         verdict = f"Best on {scope}: {name}."
-    detail = _joined(numbers, _corrected(analysis, gap), _untested(analysis), unfinished)
+    detail = _joined(numbers, _corrected(analysis, gap), _untested(analysis), left)
     clear = not level and not close and name != analysis.baseline and not analysis.missing
     return Headline(clear, verdict, detail, top, tuple(row["model_b"] for row in close))
 
@@ -244,11 +244,32 @@ def _untested(analysis: Analysis) -> str:
     return f"Holm's correction counts {tests} of {len(rows)} pairs of models, as the others have no interval."
 
 
-def _unfinished(analysis: Analysis) -> str:
-    if not analysis.missing:
+def unfinished(analysis: Analysis, models: Sequence[str] = (), *, named: bool = True) -> str:
+    """Say how many cells have no result, so that the choice of rates is not final; empty if there are none.
+
+    Args:
+        models: only these; by default all.
+        named: whether to say of which model and task.
+    """
+    missing, expected = (
+        sum(row[name] for row in records(analysis.coverage) if row["model"] in (models or analysis.models))
+        for name in ("missing", "expected")
+    )
+    if not missing:
         return ""
-    expected = int(analysis.coverage["expected"].sum())
-    return f"Not final: {analysis.missing:,} of {expected:,} cells have no result yet."
+    which = f" ({missing_cells(analysis, models)})" if named else ""
+    return f"Not final: {missing:,} of {expected:,} cells have no result yet{which}."
+
+
+def missing_cells(analysis: Analysis, models: Sequence[str] = ()) -> str:
+    """Say how many cells of which model and task have no result, the pairs with most missing cells first; empty if there are none.
+
+    Args:
+        models: only these; by default all.
+    """
+    rows = [row for row in records(analysis.coverage) if row["missing"] and row["model"] in (models or analysis.models)]
+    rows.sort(key=lambda row: -row["missing"])
+    return text.listing([f"{row['missing']:,} of {row['model']} on {row['task']}" for row in rows], most=4)
 
 
 def _score(row: Record) -> str:

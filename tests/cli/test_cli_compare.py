@@ -238,8 +238,8 @@ def test_two_models_of_a_study_are_compared_at_their_best_rates_as_the_report_do
     assert (left["seeds"], left["test"], left["final"], left["covers"]) == (1, "mcnemar", False, "examples")
     _, output, _ = call(*names, "--task", "sst2")
     assert "test examples alone; one seed; what other seeds would give is not known: sst2" in output
-    assert "the best learning rates are not final: 2 of 1m-untrained on conll2003" not in output
-    assert "the best learning rates are not final: " in output and "2 of 2m-untrained on sst2" in output
+    assert "(2 of 1m-untrained on conll2003" not in output
+    assert "Not final: " in output and "2 of 2m-untrained on sst2" in output
 
 
 @pytest.mark.parametrize(("metric", "by"), [("accuracy", ""), ("f1_macro", " in accuracy")])

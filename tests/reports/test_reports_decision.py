@@ -95,7 +95,10 @@ def test_the_next_look_is_priced_for_both_models_alone() -> None:
 def test_an_unfinished_study_is_no_look(tmp_path: Path) -> None:
     found = decide(study(3, 0.1, missing=1)[0], asked_for(""), "new", "base", folder=tmp_path)
     assert (found.decision, found.looks, found.next) == ("undecided", (), None)
-    assert "Cells are still to be run, and there is no look before: 1 of base on sst2." in found.sentences
+    assert (
+        "Not final: 1 of 24 cells have no result yet (1 of base on sst2). There is no look before they are run."
+        in found.sentences
+    )
     assert not (tmp_path / FILE).exists()
     with pytest.raises(UserError, match="decide new new: expected two different ones of base, new, third"):
         decide(study(3, 0.1)[0], asked_for(""), "new", "new")

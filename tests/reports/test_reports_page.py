@@ -191,7 +191,7 @@ def test_the_page_says_where_the_baseline_is_not_beaten() -> None:
 def test_missing_diverged_and_edge_are_said_at_the_top() -> None:
     made = synthetic_results(MODELS, rates=(1e-4, 3e-4, 1e-3), diverge=frozenset({("2m-clm-600", 1e-4)}))[:-4]
     _, page = read(analyse(made, "2m-untrained"))
-    assert "The grid is incomplete: 4 of 144 cells have no result" in page.text
+    assert "Not final: 4 of 144 cells have no result yet (" in page.text
     assert "12 cells of 140 diverged (9 %)" in page.text
     assert "The best learning rate is the highest one tried for" in page.text
 

@@ -75,7 +75,7 @@ def test_missing_cells_and_lost_tasks_are_named_and_the_rest_is_shown(tmp_path: 
     assert told.left_out["pydocs-qa"] == "no cell of b has a score there"
     assert told.left_out["all tasks"] == "not both models have a score on each of its tasks"
     assert told.notes == (
-        "Cells are still to be run, so the best learning rates are not final: 12 of b on pydocs-qa and 1 of b on pydocs-retrieval.",
+        "Not final: 13 of 96 cells have no result yet (12 of b on pydocs-qa and 1 of b on pydocs-retrieval).",
     )
     with pytest.raises(UserError, match="pydocs-kind: no cell of a has a score there"):
         one = [each for each in made if each["model"] == "b" and each["task"] == "pydocs-kind"]
