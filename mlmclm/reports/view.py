@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -156,7 +156,7 @@ def page(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], 
         "mean_chance": chance_of(analysis.chances, [task.name for task in tasks]),
         "scores": score_rows(analysis, models, tasks),
         "sensitivity": _sensitivity(analysis, models, tasks),
-        "stability": _stability(analysis, models, tasks),
+        "stability": _by_task(records(analysis.stability), models, tasks),
         "components": _components(analysis, models, tasks),
         "claims": _claims(analysis, models),
         "tested": _tested(tested),
@@ -256,28 +256,23 @@ def _sensitivity(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequen
     return tables
 
 
-def _stability(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
-    rows = {(row["model"], row["task"]): row for row in records(analysis.stability)}
-    groups = [
-        {"task": task, "rows": [rows[model.name, task.name] for model in models if (model.name, task.name) in rows]}
-        for task in tasks
-    ]
-    return [group for group in groups if group["rows"]]
+def _by_task(rows: Iterable[Record], models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> list[dict[str, Any]]:
+    """Return the rows of each task that has any, in the order of the models."""
+    order, by_task = {model.name: number for number, model in enumerate(models)}, dict[str, list[Record]]()
+    for row in sorted(rows, key=lambda row: order.get(row["model"], len(order))):
+        by_task.setdefault(row["task"], []).append(row)
+    return [{"task": task, "rows": by_task[task.name]} for task in tasks if task.name in by_task]
 
 
 def _components(analysis: Analysis, models: Sequence[ModelFacts], tasks: Sequence[TaskFacts]) -> dict[str, Any]:
     """Return the sources of variance that the study has, in words, and a group of rows for each task."""
-    by_task: dict[str, dict[str, dict[str, Record]]] = {}
+    rows: dict[tuple[str, str], Record] = {}
     for row in records(analysis.components):
-        by_task.setdefault(row["task"], {}).setdefault(row["model_family"], {})[row["source"]] = row
+        of_model = {"task": row["task"], "model": row["model_family"]}
+        rows.setdefault((row["task"], row["model_family"]), of_model)[row["source"]] = row
     sources = dict.fromkeys(row["source"] for row in records(analysis.components))
-    order = {model.name: number for number, model in enumerate(models)}
-    groups = [
-        {"task": task, "rows": sorted(by_task[task.name].items(), key=lambda item: order.get(item[0], len(order)))}
-        for task in tasks
-        if task.name in by_task
-    ]
-    return {"sources": {source: wording.source_words(source) for source in sources}, "groups": groups}
+    words = {source: wording.source_words(source) for source in sources}
+    return {"sources": words, "groups": _by_task(rows.values(), models, tasks)}
 
 
 def _claims(analysis: Analysis, models: Sequence[ModelFacts]) -> list[dict[str, Any]]:
