@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -366,15 +367,13 @@ def in_zero_shot(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_record_is_refused_with_one_message(
-    record: Path, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hostile_record_is_refused_and_nothing_is_written(record: Path, tmp_path: Path, what: str) -> None:
     folder = copied(record, tmp_path / "copy")
     edit, said = HOSTILE[what]
     edit(folder)
     before = everything(tmp_path)
-    code, error = call(["bundle", folder, record, "--to", tmp_path / "joined"], capfd)
-    assert code == 2 and said in error, error
+    with pytest.raises(UserError, match=re.escape(said)):
+        published(folder)
     assert everything(tmp_path) == before
 
 
