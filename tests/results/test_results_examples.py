@@ -180,18 +180,6 @@ def squad_words(text: str) -> list[str]:
     return [word for word in kept.split() if word not in ("a", "an", "the")]
 
 
-def test_the_rows_are_the_test_split_s_in_its_order(kept: Any) -> None:
-    raw = {task: pq.read_table(kept(task).place / "data" / task / f"{split}.parquet").to_pandas() for task, split in (
-        ("sst2", "validation"), ("stsb", "validation"), ("conll2003", "test"), ("squad_v2", "validation"),
-    )}  # fmt: skip
-    columns = {task: kept(task).examples.columns for task in raw}
-    for task in ("sst2", "stsb"):
-        assert columns[task]["gold"].tolist() == raw[task].label.tolist()
-    assert columns["conll2003"]["words"].tolist() == raw["conll2003"].tokens.map(len).tolist()
-    unanswerable = [not len(answers["text"]) for answers in raw["squad_v2"].answers]
-    assert np.isnan(columns["squad_v2"]["has_answer_f1"]).tolist() == unanswerable
-
-
 @pytest.mark.parametrize("task", STEPS)
 def test_scores_of_weighted_rows_are_those_of_rows_that_are_there_so_often(kept: Any, task: str) -> None:
     """The vectorised scores of resampling against the families' own, by scikit-learn and scipy."""
