@@ -310,6 +310,22 @@ class More(NamedTuple):
     number: int
     runs: bool = False
 
+    def cells(self, analysis: Analysis) -> dict[tuple[str, str], int]:
+        """Return the number of cells by (model, task) that are added, also at the rates that the grid has added to its list."""
+        grid = analysis.grid
+
+        def rates(model: str, task: str) -> int:
+            return sum(len(grid.rates_of(model, task, point)) for point in grid.settings_of(task))
+
+        if self.runs:
+            return {
+                (model, task): max(0, self.number - len(members)) * len(grid.seeds) * rates(members[0], task)
+                for model, members in analysis.groups.items()
+                for task in grid.tasks
+            }
+        more = max(0, self.number - len(grid.seeds))
+        return {(model, task): more * rates(model, task) for model in grid.models for task in grid.tasks}
+
 
 def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[str, More | None]:
     """Say what would show a difference from the best model, or why more seeds and runs would not; return also what to ask for.
@@ -340,7 +356,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
     if isinstance(needed, int):
         # A study that already has enough seeds for this power can miss the difference, so ask for at least one seed more.
         seeds = max(needed, now + 1)
-        cost = _cost(analysis, further_cells(analysis, seeds), basis)
+        cost = _cost(analysis, More(seeds).cells(analysis), basis)
         sentence = f"If {lead} are true, {seeds:,} seeds a rate find them with {POWER * 100:g} % power: {cost}."
         return sentence, More(seeds)
     if needed == "noise":
@@ -349,7 +365,7 @@ def _settled(analysis: Analysis, best: str, row: Record, basis: Basis) -> tuple[
                 f"{lead}: the noise of seeds is not known, as seeds give equal scores; more seeds may show it.",
                 More(now + 1),
             )
-        cost = _cost(analysis, further_cells(analysis, AFFORDABLE), basis)
+        cost = _cost(analysis, More(AFFORDABLE).cells(analysis), basis)
         reason = "one seed shows no noise, so no difference can be shown"
         return f"{lead}: {reason}; {AFFORDABLE} seeds: {cost}.", More(AFFORDABLE)
     return f"Over {MOST:,} seeds a rate would be needed to show {lead}: it is too small.", None
@@ -363,7 +379,7 @@ def _settled_by_runs(
     options: list[tuple[int, More]] = []
     if isinstance(runs, int):
         wanted = max(runs, 1 + min(map(len, analysis.groups.values())))
-        cells = further_runs(analysis, wanted)
+        cells = More(wanted, runs=True).cells(analysis)
         rounds = sum(max(0, wanted - len(members)) for members in analysis.groups.values()) / len(analysis.groups)
         notes.append(
             f"If {lead} are true, {wanted:,} pretraining runs of each model find them with {POWER * 100:g} % power: "
@@ -374,7 +390,7 @@ def _settled_by_runs(
         notes.append(f"Over {MOST:,} pretraining runs of each model would be needed to show {lead}: it is too small.")
     if isinstance(seeds, int):
         number = max(seeds, len(analysis.grid.seeds) + 1)
-        cells = further_cells(analysis, number)
+        cells = More(number).cells(analysis)
         notes.append(f"With the present runs, {number:,} seeds a rate are enough: {_cost(analysis, cells, basis)}.")
         options.append((sum(cells.values()), More(number)))
     elif seeds == "noise":
@@ -382,38 +398,6 @@ def _settled_by_runs(
     else:
         notes.append(SEEDS_ALONE)
     return " ".join(notes), min(options)[1] if options else None
-
-
-def further_cells(analysis: Analysis, seeds: int) -> dict[tuple[str, str], int]:
-    """Return the number of cells by (model, task) that are added if every rate gets a number of seeds.
-
-    These rates include those that the grid has added to its list.
-    """
-    grid = analysis.grid
-    return {
-        (model, task): max(0, seeds - len(grid.seeds)) * number
-        for (model, task), number in _rates_run(analysis).items()
-    }
-
-
-def further_runs(analysis: Analysis, runs: int) -> dict[tuple[str, str], int]:
-    """Return the number of cells by (model, task) that are added if each model gets a number of pretraining runs."""
-    rates = _rates_run(analysis)
-    return {
-        (model, task): max(0, runs - len(members)) * len(analysis.grid.seeds) * rates.get((members[0], task), 0)
-        for model, members in analysis.groups.items()
-        for task in analysis.grid.tasks
-    }
-
-
-def _rates_run(analysis: Analysis) -> dict[tuple[str, str], int]:
-    """Return the number of learning rates, over all settings, by (model, task)."""
-    grid = analysis.grid
-    return {
-        (model, task): sum(len(grid.rates_of(model, task, point)) for point in grid.settings_of(task))
-        for model in grid.models
-        for task in grid.tasks
-    }
 
 
 def _cost(analysis: Analysis, cells: Mapping[tuple[str, str], int], basis: Basis) -> str:

@@ -15,7 +15,7 @@ from mlmclm.analysis.power import seeds_or_obstacle
 from mlmclm.errors import UserError
 from mlmclm.numbers import without_nan
 from mlmclm.reports import text
-from mlmclm.reports.advice import More, further_cells, further_runs, instructions
+from mlmclm.reports.advice import More, instructions
 from mlmclm.reports.basis import Basis
 from mlmclm.reports.wording import unfinished
 from mlmclm.storage.addresses import send_file
@@ -103,7 +103,7 @@ def decide(
     too_small = seeds_or_obstacle(row["difference"], [contrast], number, 1 - analysis.confidence) == "test sets"
     undecided = decision == "undecided" and not missing
     following = min(most, number + STEP) if undecided and not too_small else None
-    wanted = {} if following is None else (further_runs if runs else further_cells)(analysis, following)
+    wanted = {} if following is None else More(following, runs).cells(analysis)
     cells = {pair: count for pair, count in wanted.items() if pair[0] in members}
     unit = "pretraining runs of each model" if runs else "seeds a rate"
     verdicts = {

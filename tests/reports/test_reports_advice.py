@@ -27,7 +27,7 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.reports import text
-from mlmclm.reports.advice import advise, further_cells
+from mlmclm.reports.advice import More, advise
 from mlmclm.reports.basis import Basis, asked_for, worker_time
 from mlmclm.reports.provenance import ComputedWork
 from mlmclm.reports.wording import clearly_different, detectable_difference, level_groups
@@ -84,7 +84,7 @@ def test_further_cells_count_added_rates() -> None:
     found = analyse(kept, grid=grid)
     assert found.missing == 0
     # a has four rates and an added one.
-    assert further_cells(found, 5) == {("a", KINDS[0]): 2 * 5, ("b", KINDS[0]): 2 * 4}
+    assert More(5).cells(found) == {("a", KINDS[0]): 2 * 5, ("b", KINDS[0]): 2 * 4}
 
 
 def test_cells_still_to_be_run_are_named_with_their_price() -> None:
