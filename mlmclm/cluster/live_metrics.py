@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import printable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from mlmclm.environment import environment
@@ -105,35 +105,26 @@ def label_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
 
 
-def counter(name: str) -> Counter:
-    """Return the counter `name`: `.inc(value, tags={label: text, ...})`, value > 0. KeyError if it is not defined."""
-    return _labelled(_metric("counter", name))
+def show(name: str, value: float, **labels: str) -> None:
+    """Add to a counter, set a gauge, or add an observation to a histogram; needs a Ray session.
 
-
-def gauge(name: str) -> Gauge:
-    """Return the gauge `name`: `.set(value, tags={label: text, ...})`. KeyError if it is not defined."""
-    return _labelled(_metric("gauge", name))
-
-
-def histogram(name: str) -> Histogram:
-    """Return the histogram `name`: `.observe(value, tags={label: text, ...})`. KeyError if it is not defined."""
-    return _labelled(_metric("histogram", name))
-
-
-def _labelled(metric: Any) -> Any:
+    Raises:
+        KeyError: the metric is not defined.
+    """
+    metric = _metric(name)
     # Set at every call, because a process can work on one study after another. To Prometheus an empty value is no label.
-    metric.set_default_tags({label: os.environ.get(name, "") for label, name in VARIABLES.items()})
-    return metric
+    metric.set_default_tags({label: os.environ.get(variable, "") for label, variable in VARIABLES.items()})
+    act = {"counter": "inc", "gauge": "set", "histogram": "observe"}[DEFINITIONS[name].kind]
+    getattr(metric, act)(value, tags=labels)
 
 
 @cache
-def _metric(kind: str, name: str) -> Counter | Gauge | Histogram:
+def _metric(name: str) -> Counter | Gauge | Histogram:
     # Imported here, so that a sweep without missing cells doesn't wait for Ray.
     from ray.util.metrics import Counter, Gauge, Histogram
 
-    definition = DEFINITIONS.get(name)
-    if definition is None or definition.kind != kind:
-        raise KeyError(f"no {kind} named {name!r} in mlmclm.cluster.live_metrics.DEFINITIONS")
-    if kind == "histogram":
+    definition = DEFINITIONS[name]
+    if definition.kind == "histogram":
         return Histogram(name, definition.description, boundaries=list(SECONDS), tag_keys=definition.all_labels)
-    return (Counter if kind == "counter" else Gauge)(name, definition.description, tag_keys=definition.all_labels)
+    kind = Counter if definition.kind == "counter" else Gauge
+    return kind(name, definition.description, tag_keys=definition.all_labels)

@@ -11,7 +11,7 @@ from ray.train import CheckpointUploadMode
 from ray.train.collective import broadcast_from_rank_zero
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mlmclm.cluster.live_metrics import counter, gauge
+from mlmclm.cluster import live_metrics
 
 
 class RayWorker:
@@ -52,7 +52,4 @@ class RayWorker:
 
     def show(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Export a live metric through Ray (`cluster.live_metrics`)."""
-        if name.endswith("_total"):
-            counter(name).inc(value, tags=dict(labels))
-        else:
-            gauge(name).set(value, tags=dict(labels))
+        live_metrics.show(name, value, **labels)

@@ -1,4 +1,4 @@
-"""Rendezvous of a stage's workers, closed to other users of the machine and the network.
+"""Ray Train's trainer of a stage, and the rendezvous of its workers, closed to other users of the machine and the network.
 
 Ray Train uses torch's TCPStore, which listens on all interfaces and lets anyone who reaches it read and write keys.
 Here the workers of one machine meet in a file that only its owner can open. Workers on several machines meet in a
@@ -19,8 +19,10 @@ from typing import Any
 import psutil
 import ray
 import torch.distributed as distributed
-from ray.train.torch import TorchConfig
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _set_torch_distributed_env_vars, _TorchBackend
+from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2._internal.execution.callback import RayTrainCallback
 
 from mlmclm.backends.choice import visible
 from mlmclm.cluster.placement import no_gpu
@@ -30,6 +32,15 @@ from mlmclm.storage.files import disk_faults
 LOOPBACK = "127.0.0.1"
 _listening: list[socket.socket] = []
 """Rank 0's socket, kept from `_listen`, which opens it, until `_join`, which makes the store."""
+
+
+class Trainer(TorchTrainer):
+    """A trainer whose workers read their data themselves."""
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
+        # The callback for Ray Data starts an actor in each run, even if there are no data sets to hand out.
+        callbacks = super()._create_default_callbacks()
+        return [callback for callback in callbacks if not isinstance(callback, DatasetsCallback)]
 
 
 @dataclass

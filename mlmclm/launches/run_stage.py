@@ -167,8 +167,7 @@ def _fit(job: StageJob, folder: Path, observer: Observer | None) -> None:
 
     from mlmclm.backends.choice import backend_of
     from mlmclm.launches.live_files import receive_live_files
-    from mlmclm.launches.rendezvous import closed_torch_config
-    from mlmclm.launches.trainer import Trainer
+    from mlmclm.launches.rendezvous import Trainer, closed_torch_config
 
     title, recipe, device = job.stage.title, job.recipe, job.device
     backend = backend_of(device)  # refuses an unknown name here, before workers start

@@ -10,7 +10,7 @@ from typing import Any
 from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.backends.device_kinds import Device
 from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
-from mlmclm.cluster.live_metrics import ascii_label, gauge, metrics_labelled
+from mlmclm.cluster.live_metrics import ascii_label, metrics_labelled, show
 from mlmclm.cluster.placement import check_workers, choose_device, worker_bundle
 from mlmclm.cluster.private_cluster import sweep_clusters
 from mlmclm.cluster.ray_cluster import (
@@ -39,10 +39,9 @@ from mlmclm.studies.study_file import AnyFile
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.study_tracking import DASHBOARD, GRAFANA, StudyRuns, other_pages, tracked
 from mlmclm.sweeps.manifest import write_manifest
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import Planned
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 
 
 class SharedSession:
@@ -120,7 +119,7 @@ def _show_pages(file: AnyFile, place: Place) -> None:
         say(f"Grafana: {pages[GRAFANA]}")
     report = place.study_folder(file.name) / "report.html"
     tags = {"mlflow": pages.get(MLFLOW, ""), "dashboard": pages.get(DASHBOARD, ""), "report": report}
-    gauge("mlmclm_study_info").set(1, tags={label: ascii_label(value) for label, value in tags.items()})
+    show("mlmclm_study_info", 1, **{label: ascii_label(value) for label, value in tags.items()})
 
 
 def train_missing_stages(prepared: PreparedStudy, wait_for_nodes: float = 0.0) -> int:

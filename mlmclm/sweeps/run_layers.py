@@ -16,11 +16,10 @@ from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import say
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.starts import KeptWeights, Planned
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 
 
 def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutcome:

@@ -26,9 +26,8 @@ from mlmclm.registry import shipment
 from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, named_result
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trial import SWEEP

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from mlmclm.cluster.live_metrics import counter, gauge, histogram
+from mlmclm.cluster.live_metrics import show
 from mlmclm.finetuning.cell import Cell
 from mlmclm.progress import Bar, console, say
 from mlmclm.sweeps.table import SweepTable
@@ -71,7 +71,7 @@ class SweepProgress:
 
     def retried(self, cell: Cell, message: str) -> None:
         """Note that a running cell crashed and will run again."""
-        counter("mlmclm_cell_retries_total").inc(tags={"task": cell.task})
+        show("mlmclm_cell_retries_total", 1, task=cell.task)
         self.given_back(cell)
         self.note(message)
 
@@ -93,9 +93,9 @@ class SweepProgress:
         self._running[task] -= 1
         self._remaining[task] -= 1
         self._ended[status] += 1
-        counter("mlmclm_cells_total").inc(tags={"status": status, "task": task})
+        show("mlmclm_cells_total", 1, status=status, task=task)
         if seconds is not None:
-            histogram("mlmclm_cell_seconds").observe(seconds, tags={"task": task})
+            show("mlmclm_cell_seconds", seconds, task=task)
         self.tick()
 
     def tick(self) -> None:
@@ -109,8 +109,8 @@ class SweepProgress:
         if self._bar is not None:
             self._bar.update(self._done, note=self._note(self._bar.rate()))
         for task in self._remaining:
-            gauge("mlmclm_cells_remaining").set(self._remaining[task], tags={"task": task})
-            gauge("mlmclm_cells_running").set(self._running[task], tags={"task": task})
+            show("mlmclm_cells_remaining", self._remaining[task], task=task)
+            show("mlmclm_cells_running", self._running[task], task=task)
 
     def note(self, message: str) -> None:
         """Show a message beside the bar."""

@@ -298,7 +298,8 @@ class Finetune(tune.Trainable):
             computed = [key for key in training.keys if results_store.find(key) is None]
             if computed:
                 self._get_ready(training, None)
-                self._ensure_source(trial)
+                if (source := trial.source) is not None:
+                    self._ensure(KeptEncoder(self._store, cell_key(source)), source)
                 for number, entry in enumerate(self.compute([training.cells[key] for key in computed], trial.every)):
                     if "key" in entry:
                         results_store.write(entry)
@@ -310,12 +311,8 @@ class Finetune(tune.Trainable):
         # Computed from the step, so that a result found in the store is reported with the iteration of one that is computed now.
         yield {**last, "training_iteration": math.ceil(last["step"] / every), "done": True}
 
-    def _ensure_source(self, trial: SweepTrial) -> None:
-        """Train the cell that the trial starts from again to keep its encoder, unless that is kept."""
-        if (source := trial.source) is not None:
-            self._ensure(KeptEncoder(self._store, cell_key(source)), source)
-
     def _ensure(self, kept: KeptEncoder, cell: Cell) -> None:
+        """Train a cell again to keep its encoder, unless that is kept."""
         from mlmclm.finetuning.run import keep_encoder
 
         options: dict[str, Any] = {"data_root": self._data_root, "cache": self._cache, "device": self._device}

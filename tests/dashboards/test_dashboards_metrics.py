@@ -15,7 +15,7 @@ import pytest
 import ray
 import yaml
 
-from mlmclm.cluster.live_metrics import DEFINITIONS, PREFIX, counter, gauge, histogram, metrics_labelled
+from mlmclm.cluster.live_metrics import DEFINITIONS, PREFIX, metrics_labelled, show
 from mlmclm.cluster.ray_cluster import ray_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
@@ -61,13 +61,7 @@ def defined_name(name: str) -> str | None:
 class Exporter:
     def export_everything(self) -> None:
         for definition in DEFINITIONS.values():
-            tags = dict.fromkeys(definition.labels, "x")
-            if definition.kind == "counter":
-                counter(definition.name).inc(3, tags=tags)
-            elif definition.kind == "gauge":
-                gauge(definition.name).set(3, tags=tags)
-            else:
-                histogram(definition.name).observe(3, tags=tags)
+            show(definition.name, 3, **dict.fromkeys(definition.labels, "x"))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +187,5 @@ def test_the_dashboards_and_their_provisioning_are_there() -> None:
 
 
 def test_a_name_that_is_not_defined_cannot_be_exported() -> None:
-    with pytest.raises(KeyError, match="no gauge named 'mlmclm_lose'"):
-        gauge("mlmclm_lose")
-    with pytest.raises(KeyError, match="no counter named 'mlmclm_cells_remaining'"):
-        counter("mlmclm_cells_remaining")
+    with pytest.raises(KeyError, match="mlmclm_lose"):
+        show("mlmclm_lose", 1)

@@ -22,9 +22,8 @@ from mlmclm.storage.place import EXAMPLES
 from mlmclm.studies.study import Study
 from mlmclm.studies.study_sweep import StudySweep
 from mlmclm.studies.work import compute_missing as compute_sweep
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from small_models import save_small_model, write_entities, write_sentiment
 from sweep_cells import make_result
 

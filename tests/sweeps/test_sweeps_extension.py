@@ -14,13 +14,11 @@ from mlmclm.configuration import parse_config
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.studies.study_sweep import extending
 from mlmclm.sweeps.cells import SweepModel, added_rates
-from mlmclm.sweeps.manifest import read_manifest, write_manifest
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import ModelGrid, Planned, plan_cells
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from mlmclm.tasks.declared_tasks import get_task
 from sweep_cells import make_result
 
@@ -166,13 +164,3 @@ def test_a_model_that_diverged_everywhere_is_not_left_out_before_rates_are_added
     outcome = run_layers(plan, SweepOptions(store=tmp_path))
     assert len(outcome.results) == len(plan().cells) <= len(early.cells) + early.waiting["mnli"] + early.to_come
     assert "a" in {cell.model for cell in plan().sources.values()}, "b's lower rates gave a its start"
-
-
-def test_the_manifest_says_how_many_cells_may_follow(tmp_path: Path, rounds: list[list[Cell]]) -> None:
-    plan = planner(space_of(), tmp_path)
-    write_manifest(tmp_path / "studies" / "mine", "mine", plan())
-    assert read_manifest("mine", tmp_path).to_come == 48
-    run_layers(plan, SweepOptions(store=tmp_path))
-    write_manifest(tmp_path / "studies" / "mine", "mine", plan())
-    found = read_manifest("mine", tmp_path)
-    assert (len(found.cells), found.to_come) == (56, 0)

@@ -29,11 +29,10 @@ from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps import run_sweep as sweep_module
 from mlmclm.sweeps.cell_failures import Retries
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import await_visible, run_sweep
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment

@@ -27,12 +27,11 @@ from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand, named_result
-from mlmclm.sweeps.outcome import SweepOutcome
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_layers import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, ModelGrid, Planned, best_cell, plan_cells
-from mlmclm.sweeps.sweep_options import SweepOptions
+from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from mlmclm.sweeps.trainable import KeepEncoders
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task

@@ -91,16 +91,6 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
     assert [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))] == there
 
 
-def test_a_shorter_outage_is_waited_for_and_said(
-    results_store: ResultsStore, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    disturbed.proxy.outage(1.0)
-    write(results_store)
-    assert results_store.find(KEY) == make_result(CELL)
-    said = capsys.readouterr().err
-    assert re.search(r"s3://bucket: waiting for storage since .*\n.*storage answers again, after \d+ s", said)
-
-
 def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
     results_store: ResultsStore, disturbed: DisturbedStore
 ) -> None:
