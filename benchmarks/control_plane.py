@@ -48,7 +48,7 @@ from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.trainable import Finetune
-from mlmclm.sweeps.trainings import Training
+from mlmclm.sweeps.trial import Training
 from mlmclm.tracking.address import own_database
 from mlmclm.tracking.records import RunRecord
 from mlmclm.tracking.views import group_record, model_record, sweep_record

@@ -49,8 +49,7 @@ from mlmclm.sweeps.cells import seed_label
 from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.trainable import Finetune
-from mlmclm.sweeps.trainings import Training, trainings_of
-from mlmclm.sweeps.trial import SWEEP, SweepTrial
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trainings_of
 
 __all__ = ["Finetune", "param_space", "trial_name"]
 

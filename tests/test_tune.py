@@ -30,8 +30,7 @@ from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SWEEP, SweepTrial, trial_source
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trial_source
 from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table

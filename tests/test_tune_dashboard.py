@@ -19,8 +19,7 @@ from mlmclm.progress import repeated
 from mlmclm.storage.files import write_atomic
 from mlmclm.sweeps.run_sweep import run_sweep
 from mlmclm.sweeps.sweep_options import SweepOptions
-from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SweepTrial
+from mlmclm.sweeps.trial import SweepTrial, Training
 from mlmclm.tune import trial_name
 from sweep_cells import Seen, make_cell
 

@@ -32,7 +32,7 @@ from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
-from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.sweeps.trial import with_trainings
 from mlmclm.tasks.declaration import Task, titles
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import find_task

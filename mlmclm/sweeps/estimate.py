@@ -1,6 +1,6 @@
 """Estimate of the time that a sweep's missing cells will take, with an interval.
 
-A cell's time is its work (`trainings.work_of`: tokens passed forward once) times the seconds that its model needs for a unit
+A cell's time is its work (`trial.work_of`: tokens passed forward once) times the seconds that its model needs for a unit
 of work. These seconds come from the model's results, if the store has enough of them from this device. Otherwise a few
 steps of training are timed, once for each model and device.
 """
@@ -28,7 +28,7 @@ from mlmclm.results.intervals import all_equal, student
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.trainings import trainings_of, work_of
+from mlmclm.sweeps.trial import trainings_of, work_of
 from mlmclm.system import usable_cpus
 from mlmclm.tasks.prepare_task import find_or_prepare
 
@@ -75,7 +75,7 @@ def estimate_time(
 ) -> SweepEstimate:
     """Estimate the time of a sweep's missing cells; models that have too few results on this device are measured.
 
-    The cells must come from `trainings.with_trainings`, which sets their work.
+    The cells must come from `trial.with_trainings`, which sets their work.
 
     Raises:
         UserError: a model or its data cannot be read.

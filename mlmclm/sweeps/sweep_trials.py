@@ -23,7 +23,6 @@ from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
-from mlmclm.sweeps.trainings import Training, trainings_of
 from mlmclm.sweeps.trial import (
     COMPUTED,
     ENVIRONMENT_FAULT,
@@ -32,7 +31,9 @@ from mlmclm.sweeps.trial import (
     USER_ERROR,
     WAITING,
     SweepTrial,
+    Training,
     seeds_together,
+    trainings_of,
 )
 
 Results = Mapping[str, dict[str, Any]]

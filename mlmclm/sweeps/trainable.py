@@ -34,7 +34,6 @@ from mlmclm.storage.retrying import NoAnswer
 from mlmclm.sweeps.cells import cell_name, named_result
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.starts import KeptWeights
-from mlmclm.sweeps.trainings import Training
 from mlmclm.sweeps.trial import (
     COMPUTED,
     ENVIRONMENT_FAULT,
@@ -45,6 +44,7 @@ from mlmclm.sweeps.trial import (
     USER_ERROR,
     WAITING,
     SweepTrial,
+    Training,
     trial_source,
 )
 

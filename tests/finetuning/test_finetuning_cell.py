@@ -27,7 +27,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import run_cell, run_training
 from mlmclm.seeds import Seeds
 from mlmclm.storage.files import canonical_json
-from mlmclm.sweeps.trainings import trainings_of, with_trainings
+from mlmclm.sweeps.trial import trainings_of, with_trainings
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.prepare_task import prepare_task

@@ -18,7 +18,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.finetuning.run import fresh_layers, run_cell
 from mlmclm.models.folder import load_encoder, weights_hash
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trainings import work_of
+from mlmclm.sweeps.trial import work_of
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import PreparedTask
 from small_models import save_small_model, write_sentiment

@@ -86,7 +86,7 @@ from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.evaluation.evaluations import Subject
 from mlmclm.evaluation.language_model import scoring_of
 from mlmclm.evaluation.zero_shot_config import ZeroShot
-from mlmclm.sweeps.ray_evaluation import evaluate_missing
+from mlmclm.sweeps.zero_shot import evaluate_missing
 place = Path(sys.argv[1])
 asked = ZeroShot(winogender=str(place / "wino"))
 missing = [(Subject.of("one", *scoring_of(place / "one")), asked.read(None)[0])]

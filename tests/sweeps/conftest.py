@@ -15,7 +15,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.models.folder import weights_hash
 from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.space import Space
-from mlmclm.sweeps.trainings import with_trainings
+from mlmclm.sweeps.trial import with_trainings
 from mlmclm.tasks.prepare_task import prepare_task
 from ray_nodes import head_with_nodes
 from small_models import save_small_model, write_sentiment

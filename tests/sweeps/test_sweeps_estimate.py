@@ -13,7 +13,7 @@ from mlmclm.backends.choice import backend_of
 from mlmclm.finetuning.cell import Cell
 from mlmclm.sweeps.estimate import estimate_time
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trainings import work_of
+from mlmclm.sweeps.trial import work_of
 from mlmclm.tasks.prepare_task import find_or_prepare
 from sweep_cells import make_cells, make_result
 

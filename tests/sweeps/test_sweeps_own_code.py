@@ -22,8 +22,8 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.plans.recipe import Recipe
 from mlmclm.registry import KINDS
-from mlmclm.sweeps.ray_evaluation import evaluate_missing
 from mlmclm.sweeps.results_store import Evaluations
+from mlmclm.sweeps.zero_shot import evaluate_missing
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_pronoun_model, save_small_model, write_sentiment

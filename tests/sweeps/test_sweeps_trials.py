@@ -28,8 +28,7 @@ from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
-from mlmclm.sweeps.trainings import trainings_of
-from mlmclm.sweeps.trial import SweepTrial, seeds_together
+from mlmclm.sweeps.trial import SweepTrial, seeds_together, trainings_of
 from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 from sweep_cells import make_cell, make_cells
 

@@ -31,8 +31,7 @@ from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, REUSED, STORAGE_FAULT
-from mlmclm.sweeps.trainings import Training
-from mlmclm.sweeps.trial import SweepTrial
+from mlmclm.sweeps.trial import SweepTrial, Training
 from object_stores import DisturbedStore, store_at, use_endpoint
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 

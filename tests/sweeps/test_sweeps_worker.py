@@ -17,8 +17,7 @@ from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, REUSED, TAKEN, USER_ERROR
-from mlmclm.sweeps.trainings import Training, trainings_of
-from mlmclm.sweeps.trial import SWEEP, SweepTrial
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trainings_of
 from sweep_cells import FakeWorker, make_cell, make_cells, make_result
 
 
