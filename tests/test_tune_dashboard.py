@@ -49,7 +49,7 @@ def test_the_process_list_the_dashboard_and_its_logs_name_the_trial_that_runs(tm
                 named = tune.TuneConfig(trial_name_creator=trial_name)
                 run = tune.RunConfig(name="tuned", storage_path=str(tmp_path), verbose=0)
                 tune.Tuner(Seen, param_space=own.config, tune_config=named, run_config=run).fit()
-                run_sweep(cells, SweepOptions(store=tmp_path, worker=Seen, progress=False)).check()
+                run_sweep(cells, SweepOptions(store=tmp_path, worker=Seen)).check()
             names = {each for each in seen if each.startswith("ray::a/")}
             assert names == {"ray::a/sst2/lr1e-3/s0", "ray::a/sst2/lr2e-3/s0", "ray::a/sst2/lr4e-3/s0"}
             found = [each for each in list_actors(address=session.dashboard, detail=True) if each.class_name == "Seen"]

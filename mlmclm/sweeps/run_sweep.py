@@ -94,9 +94,7 @@ def run_sweep(cells: Sequence[Cell], options: SweepOptions) -> SweepOutcome:
     computed, grids = 0, list["ResultGrid"]()
     if missing:
         available = results_store.availability
-        progress = SweepProgress(
-            missing.values(), table=table, reused=reused, visible=options.progress, notice=lambda: available.notice
-        )
+        progress = SweepProgress(missing.values(), table=table, reused=reused, notice=lambda: available.notice)
         available.on_change = progress.update
         with options.session():
 
@@ -134,9 +132,8 @@ def _run_trials(
     from ray import tune
 
     from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
-    from mlmclm.cluster.placement import places_now
     from mlmclm.cluster.ray_cluster import check_node, computes_here
-    from mlmclm.sweeps.sweep_trials import SweepTrials, trials_to_ask_for
+    from mlmclm.sweeps.sweep_trials import SweepTrials
     from mlmclm.sweeps.trainable import Finetune
     from mlmclm.sweeps.trial import SweepTrial
     from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
@@ -175,8 +172,6 @@ def _run_trials(
                 results_store,
                 options,
                 like=like,
-                places=places_now(view(), resources),
-                to_ask=trials_to_ask_for(view(), resources),
                 view=view,
                 failures=failures,
             )
@@ -260,7 +255,7 @@ def _left_by_others(
             elif holder is None:
                 free = True
             elif not said:
-                progress.note(f"waiting for cells that {holder} computes, {cell_name(cell)} for one")
+                say(f"waiting for cells that {holder} computes, {cell_name(cell)} for one")
                 said = True
         if waiting and not free:
             progress.tick()

@@ -32,7 +32,6 @@ class SweepOptions:
         session: opens a Ray session, and is used only if a result is missing; it must leave Ray initialised.
         on_result: called in this thread with each result once it is known; results of earlier runs come first, in the
             order of the cells.
-        progress: whether to show progress: a bar on a terminal, else lines.
         worker: a subclass of `Finetune` to use instead of it.
         results_store: where the results are; by default in the store.
     """
@@ -49,7 +48,6 @@ class SweepOptions:
     wait_for_nodes: float = SECONDS_FOR_NODES
     session: Callable[[], AbstractContextManager[Any]] = nullcontext
     on_result: Callable[[dict[str, Any]], None] | None = None
-    progress: bool = True
     worker: type[Any] | None = None
     results_store: ResultsStore | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from mlmclm.cluster.live_metrics import show
@@ -23,7 +23,6 @@ class SweepProgress:
     Args:
         reused: number of cells that have a result already; the shown total includes them.
         table: the table of all cells, with the present results.
-        visible: whether to show anything.
         notice: returns what hinders the whole sweep at present; empty for nothing.
     """
 
@@ -33,7 +32,6 @@ class SweepProgress:
         *,
         table: SweepTable,
         reused: int = 0,
-        visible: bool = True,
         notice: Callable[[], str] = lambda: "",
     ) -> None:
         self._notice = notice
@@ -46,23 +44,21 @@ class SweepProgress:
         total = reused + self._remaining.total()
         self.waiting = ""
         """Hindrance of some trials at present, although nothing hinders the whole sweep; empty for none."""
-        self._bar = Bar("fine-tuning", total, unit="cells", above=table) if visible else None
+        self._bar = Bar("fine-tuning", total, unit="cells", above=table)
         self._updated = -SECONDS_BETWEEN_UPDATES
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the bar and export the counts while the block runs."""
-        with self._bar or nullcontext():
-            if self._bar is not None:
-                self._bar.start_at(self._reused)
+        with self._bar:
+            self._bar.start_at(self._reused)
             self.update()
             try:
                 yield
             finally:
                 self.update()
-                if self._bar is not None:
-                    # After a fault some cells were never tried, and the bar must not end as if all were done.
-                    self._bar.complete = self._done >= (self._bar.total or 0)
+                # After a fault some cells were never tried, and the bar must not end as if all were done.
+                self._bar.complete = self._done >= (self._bar.total or 0)
 
     def started(self, cell: Cell, worker: str = "") -> None:
         """Note that a cell is being computed; `worker` says where, if that is known."""
@@ -73,7 +69,7 @@ class SweepProgress:
         """Note that a running cell crashed and will run again."""
         show("mlmclm_cell_retries_total", 1, task=cell.task)
         self.given_back(cell)
-        self.note(message)
+        say(message)
 
     def given_back(self, cell: Cell) -> None:
         """Note that a started cell no longer runs here and has no result yet."""
@@ -84,7 +80,7 @@ class SweepProgress:
         """Add a result for one of its cells; in a log, print a line if it is the last one of its model and task."""
         line = self._table.add(result)
         if line is not None and not console.is_terminal:
-            self.note(line)
+            say(line)
 
     def finished(self, cell: Cell, status: str, seconds: float | None = None) -> None:
         """Note that a started cell is over (`ok`, `diverged`, `reused` or `failed`); `seconds` is its time if computed here."""
@@ -106,16 +102,10 @@ class SweepProgress:
     def update(self) -> None:
         """Update the bar and the exported counts now."""
         self._updated = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._done, note=self._note(self._bar.rate()))
+        self._bar.update(self._done, note=self._note(self._bar.rate()))
         for task in self._remaining:
             show("mlmclm_cells_remaining", self._remaining[task], task=task)
             show("mlmclm_cells_running", self._running[task], task=task)
-
-    def note(self, message: str) -> None:
-        """Show a message beside the bar."""
-        if self._bar is not None:
-            say(message)
 
     @property
     def _done(self) -> int:

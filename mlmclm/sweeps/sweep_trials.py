@@ -17,7 +17,7 @@ from mlmclm.cluster.placement import Cluster, Resources, amounts, describe_clust
 from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
-from mlmclm.progress import say_once
+from mlmclm.progress import say, say_once
 from mlmclm.sweeps.cell_failures import Failure, describe_error, failure_of, record
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.results_store import ResultsStore
@@ -95,8 +95,6 @@ class SweepTrials:
         options: `retries`, `time_limit` and `wait_for_nodes` of these are used.
         like: a template of all trials; their trainings are set here.
         view: returns the present state of the cluster.
-        places: how many trials run at once, as far as is known.
-        to_ask: how many trials may run or wait for a place (`trials_to_ask_for`), if no more have run so far.
         failures: failures of each training so far, by the keys of its cells, in the form of `retried_after` in its results; new
             ones are appended.
     """
@@ -111,8 +109,6 @@ class SweepTrials:
         *,
         like: SweepTrial,
         view: Callable[[], Cluster],
-        places: int,
-        to_ask: float,
         failures: defaultdict[tuple[str, ...], list[dict[str, str]]],
     ) -> None:
         self._like, self._view = like, view
@@ -121,7 +117,9 @@ class SweepTrials:
         self._progress, self._on_filed, self._results_store = progress, on_filed, results_store
         self._retries, self._time_limit = options.retries, options.time_limit
         self._wait_for_nodes = options.wait_for_nodes
-        self._places, self._to_ask, self._failures = places, to_ask, failures
+        self._failures, cluster = failures, view()
+        self._places, self._to_ask = places_now(cluster, like.resources), trials_to_ask_for(cluster, like.resources)
+        """How many trials run at once, and how many may run or wait for a place, as far as is known."""
         # Several cells run on one GPU, or on a machine's cores, so that running fewer of them helps.
         self._shares_memory = like.resources.get("GPU", 0) < 1
         self._seconds: dict[tuple[str, str], float] = {}
@@ -261,7 +259,7 @@ class SweepTrials:
         # At most once per training: one that is too large by itself must not slow down all others.
         if failure is Failure.OUT_OF_MEMORY and self._shares_memory and not again and self._most_held > 1:
             self._most_busy = max(1, (self._most_busy or self._most_held) - 1)
-            self._progress.note(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
+            say(f"a worker ran out of memory: from now on at most {self._most_busy} cells run at once")
         failures.append({"failure": str(failure), "error": describe_error(error)})
         times, bound = sum(earlier["failure"] == failure for earlier in failures), self._retries.bound(failure)
         if times > bound:
@@ -303,7 +301,7 @@ class SweepTrials:
             self._without_node = None
         elif self._without_node is None:
             self._without_node = now
-            self._progress.note(
+            say(
                 f"waiting for nodes, for up to {self._wait_for_nodes:g} s (--wait-for-nodes; Ctrl-C ends it): no node has "
                 f"{amounts(bundle)} for a cell: {describe_cluster(cluster)}"
             )
@@ -368,7 +366,7 @@ class SweepTrials:
         for key, result in filed.items():
             self._progress.finished(left.pop(key), result["status"])
         if len(training.cells) > 1 and not self.fault:
-            self._progress.note(f"{training.name} failed: {describe_error(error)}; its cells are computed one by one")
+            say(f"{training.name} failed: {describe_error(error)}; its cells are computed one by one")
             for key, cell in left.items():
                 self._waiting.appendleft(Training({key: cell}))
                 self._progress.given_back(cell)
@@ -377,7 +375,7 @@ class SweepTrials:
             self.errors[key] = error
             self._note_failure(key, error, kind, node)
             self._progress.finished(cell, "failed")
-            self._progress.note(f"{cell_name(cell)} failed: {describe_error(error)}")
+            say(f"{cell_name(cell)} failed: {describe_error(error)}")
 
     def _note_failure(self, key: str, error: Exception, kind: str, node: str) -> None:
         record(self._results_store.folder, key, describe_error(error), kind, node)

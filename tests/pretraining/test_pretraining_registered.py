@@ -112,7 +112,7 @@ def test_cells_with_a_schedule_of_a_notebook_are_computed_by_workers_to_the_same
     places = {"store": tmp_path, "data_root": tmp_path / "data"}
     data = {"sst2": prepare_task(get_task("sst2"), folder, protocol, **places).task_data}
     (cell,) = expand(space, [SweepModel("a", folder, weights_hash(folder))], data)
-    outcome = run_sweep([cell], SweepOptions(**places, progress=False))
+    outcome = run_sweep([cell], SweepOptions(**places))
     outcome.check()
     (found,) = outcome.results
     assert found["protocol"]["decay"] == KINDS["schedule"].keyed("root") != "root"

@@ -60,7 +60,7 @@ def test_a_sweep_waits_for_the_first_node_and_for_one_that_replaces_it(
 ) -> None:
     monkeypatch.setattr(service_cluster, "SECONDS_BETWEEN_LOOKS", 0.2)
     said: list[str] = []
-    for module in ("mlmclm.cluster.cluster", "mlmclm.sweeps.sweep_progress"):
+    for module in ("mlmclm.cluster.cluster", "mlmclm.sweeps.sweep_trials"):
         monkeypatch.setattr(f"{module}.say", said.append)
     nodes = []
 

@@ -48,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def sweep(store: Path, cells: list[Any], **options: Any) -> SweepOutcome:
-    return run_sweep(cells, SweepOptions(store=store, progress=False, worker=FakeWorker, **options))
+    return run_sweep(cells, SweepOptions(store=store, worker=FakeWorker, **options))
 
 
 alone = partial(sweep, max_concurrent=1)
@@ -175,7 +175,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 def sweep_of_real_cells(real: SimpleNamespace, store: Path, worker: type[Finetune]) -> list[dict[str, Any]]:
     """Check that the cells have the bits that they have by themselves; return the results."""
-    options = SweepOptions(store=store, data_root=real.data, progress=False, worker=worker)
+    options = SweepOptions(store=store, data_root=real.data, worker=worker)
     outcome = run_sweep(real.cells, options)
     outcome.check()
     assert outcome.computed == len(real.cells) == 16
@@ -228,7 +228,7 @@ def disturbed(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Simple
     (store / "wanted").write_text("3")  # only two fit, so cells wait for the one that replaces the killed one
     signal_one_of_two(store, signal.SIGKILL)
     cells = make_cells(6)
-    options = SweepOptions(store=store, progress=False, worker=InACrew)
+    options = SweepOptions(store=store, worker=InACrew)
     return SimpleNamespace(store=store, cells=cells, outcome=run_sweep(cells, options))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 from collections import defaultdict
@@ -42,6 +41,13 @@ class Clock:
         return self.now
 
 
+class Undrawn(SweepProgress):
+    """A progress that is not shown."""
+
+    def update(self) -> None:
+        """Draw nothing."""
+
+
 class World:
     """The trials of some cells, and what Tune, Ray and the store would tell them."""
 
@@ -49,9 +55,10 @@ class World:
         self.cells = {cell_key(cell): cell for cell in cells}
         self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
         self.noted, self.availability = list[tuple[str, ...]](), SimpleNamespace(lost=0.0)
-        retries, self.nodes = options.pop("retries", Retries(crash=1)), list[Resources]([{"CPU": 8.0}])
+        retries = options.pop("retries", Retries(crash=1))
         places, resources = options.pop("places", 1), options.pop("resources", {"CPU": 1.0})
-        self.progress = SweepProgress(cells, table=SweepTable(cells), visible=False)
+        self.nodes: list[Resources] = [{kind: places * amount for kind, amount in resources.items()}]
+        self.progress = Undrawn(cells, table=SweepTable(cells))
         store: Any = SimpleNamespace(folder=self.noted, availability=self.availability, find_all=self.find_all)
         self.trials = SweepTrials(
             self.cells,
@@ -61,8 +68,6 @@ class World:
             SweepOptions(Path(), retries=retries, **options),
             like=SweepTrial((), Path("store"), resources=resources),
             view=lambda: Cluster(tuple(self.nodes), {}),
-            places=places,
-            to_ask=math.inf,
             failures=defaultdict(list),
         )
 
