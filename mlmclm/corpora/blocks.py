@@ -89,9 +89,10 @@ class Blocks:
         """
         self.shelf, self.shards, self.block_length, self.dtype = shelf, tuple(shards), block_length, dtype
         self.stored_length = stored_length or block_length
-        # For each shard the number of blocks up to its end, which `take` searches.
-        counts = [shard.blocks * self.stored_length // block_length for shard in self.shards]
-        self._ends = np.cumsum(counts, dtype=np.int64)
+        # For each shard the number of blocks up to its end, which `take` searches, and up to its beginning.
+        counts = np.array([shard.blocks * self.stored_length // block_length for shard in self.shards], dtype=np.int64)
+        self._ends = np.cumsum(counts)
+        self._begins = self._ends - counts
         self._maps: dict[int, NDArray[Any]] = {}
         self._checked: dict[int, Mark] = {}
         self._copied: dict[int, bool] = {}
@@ -135,16 +136,10 @@ class Blocks:
         if len(self.shards) == 1 and self._whole(0):  # The fast path: NumPy gathers all rows at once.
             return self._map(0)[rows].astype(np.int64)
         shards = np.searchsorted(self._ends, rows, side="right")  # [n]
+        first = (rows - self._begins[shards]) * self.block_length  # [n], in the shard
         taken = np.empty((len(rows), self.block_length), dtype=np.int64)
-        # For rows whose shard is not copied: index in `taken`, shard, first token.
-        apart: list[tuple[int, int, int]] = []
-        for index, (shard, row) in enumerate(zip(shards.tolist(), (rows - self._ends[shards]).tolist(), strict=True)):
-            if self._whole(shard):
-                taken[index] = self._map(shard)[row]  # `row` is negative: it counts back from the shard's end.
-            else:
-                apart.append((index, shard, (row + self._count(shard)) * self.block_length))
-        parts = [(shard, first, first + self.block_length) for _, shard, first in apart]
-        for (index, _, _), tokens in zip(apart, self._read(parts), strict=True):
+        wanted = zip(shards.tolist(), first.tolist(), (first + self.block_length).tolist(), strict=True)
+        for index, tokens in enumerate(self.parts(list(wanted))):
             taken[index] = tokens
         return taken
 
@@ -202,9 +197,6 @@ class Blocks:
             elif size != expected:
                 faults[shard.file] = f"{size:,} bytes, but it was written with {expected:,}"
         return faults
-
-    def _count(self, shard: int) -> int:
-        return self.shards[shard].blocks * self.stored_length // self.block_length
 
     def _whole(self, index: int) -> bool:
         """Return whether blocks are read from a whole shard on this node: it has the shard, or has room to copy it.
@@ -295,9 +287,9 @@ class Blocks:
             self.shelf.check(shard.file, shard.sha256)
             self._checked[index] = mark
         # The view as a plain array avoids the overhead that np.memmap adds to every index operation.
-        mapped = np.memmap(path, dtype=self.dtype, mode="r", shape=(self._count(index), self.block_length)).view(
-            np.ndarray
-        )
+        mapped = np.memmap(
+            path, dtype=self.dtype, mode="r", shape=(int(self._ends[index] - self._begins[index]), self.block_length)
+        ).view(np.ndarray)
         if len(self._maps) >= OPEN_SHARDS:
             del self._maps[next(iter(self._maps))]  # the one opened first
         self._maps[index] = mapped

@@ -239,7 +239,7 @@ class FileSource(Source):
         reasons |= dict.fromkeys(_copies([file for file in files if file not in reasons]), COPY)
         files = [file for file in files if file not in reasons]
         # If there are only tables of one kind, they are the corpus, and reading them reports a missing column.
-        if len({_precedes(file) or kind_of(file) for file in files}) > 1 or any(map(self._is_text, files)):
+        if len({file.suffix in FIRST or kind_of(file) for file in files}) > 1 or any(map(self._is_text, files)):
             tables = [file for file in files if not self._is_text(file)]
             without = [file for file in tables if not has_column(file, self._column)]
             if len(without) < len(files):
@@ -453,21 +453,16 @@ def _first(files: Sequence[str]) -> str:
     return f"{', '.join(files[:SHOWN_FILES])}{more}"
 
 
-def _precedes(file: Path) -> bool:
-    """Return whether a file takes precedence over copies of it."""
-    return file.suffix in FIRST
-
-
 def _copies(files: Sequence[Path]) -> list[Path]:
     """Return the files that repeat another one: its compressed copy, or the same table as CSV, TSV or compressed."""
     seen: set[object] = set()
     copies = []
-    for file in sorted(files, key=lambda file: not _precedes(file)):
+    for file in sorted(files, key=lambda file: file.suffix not in FIRST):
         original = file.with_suffix("") if is_compressed(file) else file
         marks: list[object] = [original]
         if kind_of(file) in TABLES:
             marks.append((file.parent, original.stem))
-        if not _precedes(file) and not seen.isdisjoint(marks):
+        if file.suffix not in FIRST and not seen.isdisjoint(marks):
             copies.append(file)
         seen.update(marks)
     return copies

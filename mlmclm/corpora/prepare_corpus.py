@@ -88,7 +88,7 @@ def prepare_corpus(
             if not place.complete():
                 with _encoder(place, elsewhere) as encoder:
                     _make(place, encoder)
-    prepared = _open(place)
+    prepared = place.open()
     assert prepared is not None
     if new:
         say(corpus_summary(prepared))
@@ -111,14 +111,7 @@ def find_corpus(
     fault = place.tokenizer.damage()
     if fault is not None and folder.is_dir():
         raise UserError(f"{folder}: {fault}. Run `mlmclm data` on the study: it makes the tokenizer again.")
-    return _open(place) if place.complete() else None
-
-
-def _open(place: _Place) -> PreparedCorpus | None:
-    index = read_index(place.shelf)
-    if index is None:
-        return None
-    return replace(open_prepared(place.key, place.shelf, index, place.store), left_out=place.source.left_out())
+    return place.open() if place.complete() else None
 
 
 @dataclass(frozen=True)
@@ -140,6 +133,10 @@ class _Place:
     def complete(self) -> bool:
         """Return whether the tokenizer and all shards exist. Checks the shards' sizes, not their content."""
         return self.tokenizer.damage() is None and shelf_damage(self.shelf) is None
+
+    def open(self) -> PreparedCorpus | None:
+        """Return the corpus; None if it is not finished."""
+        return open_prepared(self.key, self.shelf, self.store, self.source.left_out())
 
 
 def _locate(

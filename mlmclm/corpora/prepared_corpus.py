@@ -224,8 +224,11 @@ def corpus_summary(prepared: PreparedCorpus) -> str:
     return f"corpus {index['corpus']['source']}: {train} documents, {length}; {validation} for validation{left_out}"
 
 
-def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) -> PreparedCorpus:
-    """Build the corpus that an index describes."""
+def open_prepared(key: str, shelf: Shelf, store: Path, left_out: str) -> PreparedCorpus | None:
+    """Return the corpus that the index on a shelf describes; None without an index."""
+    index = read_index(shelf)
+    if index is None:
+        return None
     return PreparedCorpus(
         key=key,
         folder=shelf.local,
@@ -237,6 +240,7 @@ def open_prepared(key: str, shelf: Shelf, index: dict[str, Any], store: Path) ->
         documents=index["train"]["documents"],
         tokens=index["train"]["tokens"],
         vocabulary=index["vocabulary"],
+        left_out=left_out,
     )
 
 

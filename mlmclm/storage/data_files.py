@@ -323,7 +323,10 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
     try:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(content),
-            pyarrow.csv.ReadOptions(block_size=_block(content), autogenerate_column_names=True),
+            # A block that holds the whole content, up to pyarrow's limit.
+            pyarrow.csv.ReadOptions(
+                block_size=min(max(len(content), 1 << 20), _LONGEST_BLOCK), autogenerate_column_names=True
+            ),
             pyarrow.csv.ParseOptions(delimiter=delimiter, invalid_row_handler=refuse, **marks),
             pyarrow.csv.ConvertOptions(column_types=types),
         )
@@ -356,11 +359,6 @@ def _read_separated(path: Path, content: bytes, header: Sequence[str] | None) ->
     columns = [column if has else nothing for column, has in zip(table.columns, filled, strict=True)]
     kept = [number for number, name in enumerate(header) if name.strip() or filled[number]]
     return pa.table([columns[number] for number in kept], names=[header[number] for number in kept])
-
-
-def _block(content: bytes) -> int:
-    """Return a block size that lets pyarrow read the whole content at once, up to its limit."""
-    return min(max(len(content), 1 << 20), _LONGEST_BLOCK)
 
 
 def _plain(table: pa.Table) -> pa.Table:

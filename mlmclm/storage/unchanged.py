@@ -15,8 +15,6 @@ from pathlib import Path
 from mlmclm.errors import UserError
 from mlmclm.storage.files import hash_file
 
-AT_ONCE = 1 << 16
-"""Characters of text between two comparisons."""
 Mark = tuple[int, int, int, int]
 
 
@@ -95,21 +93,13 @@ def check_hashed(file: Path, mark: Mark, sha256: str) -> None:
 def as_hashed(texts: Iterable[str], check: Callable[[], None]) -> Iterator[str]:
     """Yield texts that are read from a file, each only once a `check` after its reading has passed.
 
-    An error of the reader is raised after the texts before it, and after a check, which may show why the reader failed.
+    An error of the reader is raised after a check, which may show why the reader failed.
     """
-    waiting: list[str] = []
-    size, failure = 0, None
     try:
         for text in texts:
-            waiting.append(text)
-            size += len(text)
-            if size >= AT_ONCE:
-                check()
-                yield from waiting
-                waiting, size = [], 0
-    except Exception as error:
-        failure = error
+            check()
+            yield text
+    except Exception:
+        check()
+        raise
     check()
-    yield from waiting
-    if failure is not None:
-        raise failure

@@ -158,29 +158,35 @@ def test_a_folder_of_save_to_disk_gives_the_text_that_was_saved(tmp_path: Path) 
         FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
 
 
-def test_without_a_file_of_the_split_s_own_name_those_whose_names_begin_with_it_are_read(tmp_path: Path) -> None:
-    for name in ("trainA.jsonl", "trainB.jsonl", "heldout.jsonl", "test.jsonl"):
-        write(tmp_path / "data" / name, [name])
-    config = CorpusConfig(source="x", validation_split="held")
-    source = FileSource(tmp_path / "data", config, tmp_path)
-    assert list(source.train()) == ["trainA.jsonl", "trainB.jsonl"]
-    assert list(source.validation() or []) == ["heldout.jsonl"]
+OTHERS = ["training_camp.jsonl", "values.jsonl", "devices.jsonl", "trains.jsonl"]
+BOOKS = ["development/b.txt", "testing/a.md", "training.md", "valley.txt"]
 
 
 @pytest.mark.parametrize(
-    ("train", "validation"),
+    ("train", "validation", "others"),
     [
-        ("train.jsonl", "valid.jsonl"),
-        ("training.jsonl", "valset.jsonl"),
-        ("train-1.jsonl", "dev_2.jsonl"),
-        ("trainset-01.jsonl", "validation.a.jsonl"),
+        (["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"], ["validation.parquet"], ["test.parquet"]),
+        (["train/a.txt"], ["dev/a.txt"], []),
+        (["a.jsonl", "b.txt"], [], []),
+        # A split's name ends where a word does, and a title is no split.
+        (["train.jsonl"], ["valid.jsonl"], OTHERS),
+        (["training.jsonl"], ["valset.jsonl"], OTHERS),
+        (["train-1.jsonl"], ["dev_2.jsonl"], OTHERS),
+        (["trainset-01.jsonl"], ["validation.a.jsonl"], OTHERS),
+        (BOOKS, [], [".pytest_cache/README.md"]),
+        (["train-1.txt"], ["dev_2.txt"], BOOKS),
+        # Without a file of the split's own name, those whose names begin with it are read.
+        (["trainA.jsonl", "trainB.jsonl"], [], ["heldout.jsonl", "test.jsonl"]),
     ],
 )
-def test_a_split_s_name_ends_where_a_word_does(train: str, validation: str, tmp_path: Path) -> None:
-    for name in (train, validation, "training_camp.jsonl", "values.jsonl", "devices.jsonl", "trains.jsonl"):
+def test_a_folder_is_read_by_split(train: list[str], validation: list[str], others: list[str], tmp_path: Path) -> None:
+    for name in (*train, *validation, *others):
         write(tmp_path / "data" / name, [name])
-    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
-    assert (list(source.train()), list(source.validation() or [])) == ([train], [validation])
+    source = open_source(CorpusConfig(source="data"), store=tmp_path, data_root=tmp_path)
+    assert (list(source.train()), list(source.validation() or [])) == (train, validation)
+    if "heldout.jsonl" in others:
+        named = FileSource(tmp_path / "data", CorpusConfig(source="x", validation_split="held"), tmp_path)
+        assert list(named.validation() or []) == ["heldout.jsonl"]
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md"])
@@ -204,19 +210,6 @@ def test_the_identity_of_other_files_and_of_paragraphs_is_what_it_was(tmp_path: 
     assert prints["txt", "paragraph"] == stable_hash(["text", parts])[:16], "as before there was a choice"
     assert prints["jsonl", "file"] == prints["jsonl", "paragraph"]
     assert prints["txt", "file"] != prints["txt", "paragraph"]
-
-
-def test_a_title_is_no_split(tmp_path: Path) -> None:
-    for name in ("training.md", "valley.txt", "testing/a.md", "development/b.txt", ".pytest_cache/README.md"):
-        write(tmp_path / "books" / name, [name])
-    source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
-    assert list(source.train()) == ["development/b.txt", "testing/a.md", "training.md", "valley.txt"]
-    assert (source.validation(), source.left_out()) == (None, "")
-    for name in ("train-1.txt", "dev_2.txt"):
-        write(tmp_path / "books" / name, [name])
-    source = FileSource(tmp_path / "books", CorpusConfig(source="x"), tmp_path)
-    assert (list(source.train()), list(source.validation() or [])) == (["train-1.txt"], ["dev_2.txt"])
-    assert source.left_out() == "4 of another split (development/b.txt, testing/a.md, training.md, valley.txt)"
 
 
 def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
@@ -259,33 +252,6 @@ def test_many_small_texts_are_read_in_few_pieces_in_the_same_order(
     (tmp_path / "data" / "+.txt").touch()  # before all others
     source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
     assert [len(list(piece())) for piece in source.pieces("train")] == [3, 1, 1, 2, 1]
-
-
-def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    write(folder / "train-00000-of-00002.parquet", ROWS[:1])
-    write(folder / "train-00001-of-00002.parquet", ROWS[1:2])
-    write(folder / "validation.parquet", ROWS[2:])
-    write(folder / "test.parquet", ["never"])
-    source = open_source(CorpusConfig(source="data"), store=tmp_path, data_root=tmp_path)
-    assert list(source.train()) == ROWS[:2]
-    assert list(source.validation() or []) == ROWS[2:]
-
-
-def test_splits_may_be_folders(tmp_path: Path) -> None:
-    write(tmp_path / "data/train/a.txt", ROWS[:1])
-    write(tmp_path / "data/dev/a.txt", ROWS[1:2])
-    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
-    assert list(source.train()) == ROWS[:1]
-    assert list(source.validation() or []) == ROWS[1:2]
-
-
-def test_a_folder_without_split_names_is_all_train(tmp_path: Path) -> None:
-    write(tmp_path / "data/b.txt", ROWS[2:])
-    write(tmp_path / "data/a.jsonl", ROWS[:2])
-    source = FileSource(tmp_path / "data", CorpusConfig(source="x"), tmp_path)
-    assert list(source.train()) == ROWS
-    assert source.validation() is None
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl"])

@@ -45,4 +45,3 @@ def test_every_csv_file_of_the_package_is_written_this_way() -> None:
     package = Path(mlmclm.__file__).parent
     writing = {file.name for file in package.rglob("*.py") if ".to_csv(" in file.read_text(encoding="utf-8")}
     assert writing == {"csv_text.py"}
-    assert "safe_cell" in (package / "cli" / "sweep.py").read_text(encoding="utf-8")
