@@ -1,22 +1,26 @@
-"""The comparison of two runs on scores that other tools have written, example by example; it needs neither torch nor Ray."""
+"""The comparison of runs, and the ranking of models, on scores that other tools have written; they need neither torch nor Ray."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from mlmclm.analysis.effects import fold_variance
+from mlmclm.analysis.model_ranks import RankedModels, TaskScores, ranking
 from mlmclm.analysis.pairs import score_of_seeds
 from mlmclm.analysis.selection import check_rule, picked_cells
 from mlmclm.answers.comparison_of_models import Comparison, compare_examples
 from mlmclm.arguments import known_arguments
 from mlmclm.errors import UserError, unknown
 from mlmclm.progress import Bar
-from mlmclm.readers.reader import Reader, ScoredRun, reader_of
+from mlmclm.readers.reader import ScoredRun, reader_of
 from mlmclm.results.chance import above_chance, stated_chances
 from mlmclm.results.examples import GROUP, SCORES, KeptExamples, group_numbers
 from mlmclm.results.intervals import estimate, holm
@@ -71,16 +75,11 @@ def compare(
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence must be between 0 and 1, not {confidence}.")
+    loaded, told_by, unit = _read(scores or (first, second), reader, {first, second} if scores else None)
     if scores:
-        loaded = [read(Path(path), reader, {first, second}) for path in scores]
-        pairs = _of_names((first, second), [run for _, runs in loaded for run in runs], scores, reader)
+        pairs = _of_names((first, second), [run for runs in loaded for run in runs], scores, reader)
     else:
-        loaded = [read(Path(path), reader) for path in (first, second)]
-        pairs = _only_run(first, loaded[0][1]), _only_run(second, loaded[1][1])
-    units = {source.unit for source, _ in loaded}
-    if len(units) > 1:
-        raise UserError(f"{first} has scores of examples and {second} scores of tasks, or the other way round.")
-    told_by, unit = " or ".join(sorted({source.told_by for source, _ in loaded})), units.pop()
+        pairs = _only_run(first, loaded[0]), _only_run(second, loaded[1])
     sides = [by_task(runs) for runs in pairs]
     if rule is not None and not any(
         len({run.learning_rate for run in runs}) > 1 for side in sides for runs in side.values()
@@ -142,9 +141,94 @@ def compare(
     return Comparison(rows, left_out, unit=unit, sides=(str(first), str(second)))
 
 
-def read(path: Path, reader: str | None, only: Collection[str] | None = None) -> tuple[Reader, list[ScoredRun]]:
-    source = reader_of(path, reader)
-    return source, source.runs(path, only)
+class RankingOfScores(NamedTuple):
+    """Models in order.
+
+    Attributes:
+        tasks: the tasks that the means are over, each with the name of its score.
+        examples: the number of examples by task, or of tasks where the format has no examples.
+        unit: what has a score: `example` or `task`.
+        seeds: the smallest and the largest number of a model's seeds on a task.
+        left_out: the reason why a task is left out, by its name.
+    """
+
+    ranking: RankedModels
+    tasks: Mapping[str, str]
+    examples: Mapping[str, int]
+    unit: str
+    seeds: tuple[int, int]
+    left_out: Mapping[str, str]
+
+
+def rank(
+    paths: Sequence[str | Path],
+    *,
+    reader: str | None = None,
+    tasks: Collection[str] = (),
+    metric: str | None = None,
+    rule: str | None = None,
+    common: bool = False,
+    confidence: float = 0.95,
+) -> RankingOfScores:
+    """Rank the models of files or folders by their means over the tasks that all of them have.
+
+    Args:
+        paths: files or folders of scores, each with one model or several.
+        reader, tasks, metric, rule, common, confidence: as in `compare`.
+
+    Raises:
+        UserError: a file is malformed, there are fewer than two models, they have no task in common, or different examples.
+    """
+    loaded, told_by, unit = _read(paths, reader)
+    times = Counter(name for runs in loaded for name in {run.run for run in runs})
+    sides: dict[str, dict[str, list[ScoredRun]]] = {}
+    for path, runs in zip(paths, loaded, strict=True):
+        for name in dict.fromkeys(run.run for run in runs):
+            label = name if times[name] == 1 else f"{path}: {name}"
+            sides[label] = by_task([run for run in runs if run.run == name])
+    if len(sides) < 2:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: {', '.join(sides) or 'no model'}; a ranking needs two models or more."
+        )
+    left_out, kept, scores, examples, counts = {}, {}, [], {}, set[int]()
+    for task in wanted_tasks((task for side in sides.values() for task in side), tasks):
+        if lacking := [label for label, side in sides.items() if task not in side]:
+            left_out[task] = f"{', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''} lack it"
+            continue
+        runs_by_side = [side[task] for side in sides.values()]
+        chosen = metric or common_metric(list(sides), runs_by_side, task)
+        seeds = [
+            list(seeds_at_rate(label, runs, chosen, task, rule).values())
+            for label, runs in zip(sides, runs_by_side, strict=True)
+        ]
+        seeds, _ = same_examples(list(sides), seeds, task, told_by, unit, common)
+        rows = [np.stack([run.scores for run in runs]) for runs in seeds]
+        if rows[0].shape[1] < 2:
+            raise UserError(f"{task}: one {unit} is too little to rank on.")
+        scores.append(TaskScores(rows, groups_of_examples(list(sides), seeds)))
+        kept[task], examples[task] = chosen, rows[0].shape[1]
+        counts |= {len(side) for side in rows}
+    if not kept:
+        raise UserError(
+            f"the models have no task in common: {'; '.join(f'{task}: {why}' for task, why in left_out.items())}."
+        )
+    return RankingOfScores(
+        ranking(list(sides), scores, confidence), kept, examples, unit, (min(counts), max(counts)), left_out
+    )
+
+
+def _read(
+    paths: Sequence[str | Path], reader: str | None, only: Collection[str] | None = None
+) -> tuple[list[list[ScoredRun]], str, str]:
+    """Return the runs of each path, the keys that tell examples apart, and what has a score: `example` or `task`."""
+    sources = [reader_of(Path(path), reader) for path in paths]
+    loaded = [source.runs(Path(path), only) for source, path in zip(sources, paths, strict=True)]
+    units = {source.unit for source in sources}
+    if len(units) > 1:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: some have scores of examples and others scores of tasks; take them apart."
+        )
+    return loaded, " or ".join(sorted({source.told_by for source in sources})), units.pop()
 
 
 def _of_names(

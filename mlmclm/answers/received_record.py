@@ -49,7 +49,7 @@ from mlmclm.configuration import parse_yaml
 from mlmclm.errors import CONTROLS, UserError, clipped, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import say_once
-from mlmclm.reports.basis import asked_for
+from mlmclm.reports.provenance import asked_for
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import full_score

@@ -32,9 +32,8 @@ from mlmclm.analysis.claim import SourcedClaim
 from mlmclm.answers.outcomes import Outcomes, fold_reader
 from mlmclm.answers.received_study import RECORD
 from mlmclm.errors import UserError
-from mlmclm.reports.basis import NO_BASIS
 from mlmclm.reports.model_card import hub_task
-from mlmclm.reports.provenance import ComputedWork
+from mlmclm.reports.provenance import NO_BASIS, ComputedWork
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.results.chance import Chance
 from mlmclm.results.examples import ExampleSource

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
     from mlmclm.answers.comparison_of_models import Comparison
     from mlmclm.reports.advice import Advice
-    from mlmclm.reports.basis import Basis
     from mlmclm.reports.drawing import Figure
+    from mlmclm.reports.provenance import Basis
     from mlmclm.reports.study_facts import RecordedRuns, StudyFacts
     from mlmclm.results.examples import ExampleSource
     from mlmclm.seeds import Seeds

@@ -171,7 +171,7 @@ def rank(
 
     Example: mlmclm rank results/*
     """
-    from mlmclm.answers.ranking_of_scores import rank as rank_scores
+    from mlmclm.answers.comparison_of_scores import rank as rank_scores
     from mlmclm.reports import text
 
     scored = rank_scores(scores, reader=reader, tasks=task or (), metric=metric, rule=rule, common=common)

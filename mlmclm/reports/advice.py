@@ -16,8 +16,8 @@ from mlmclm.analysis.power import MOST, POWER, Obstacle, examples_for, runs_or_o
 from mlmclm.analysis.results import Record, records
 from mlmclm.numbers import rate_text
 from mlmclm.reports import text
-from mlmclm.reports.basis import NO_BASIS, Basis
 from mlmclm.reports.cautions import failure_sentences, setup_sentences, uneven_rates
+from mlmclm.reports.provenance import NO_BASIS, Basis
 from mlmclm.reports.wording import (
     Headline,
     clearly_different,

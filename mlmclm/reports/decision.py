@@ -16,7 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.numbers import without_nan
 from mlmclm.reports import text
 from mlmclm.reports.advice import More, instructions
-from mlmclm.reports.basis import Basis
+from mlmclm.reports.provenance import Basis
 from mlmclm.reports.wording import unfinished
 from mlmclm.storage.addresses import send_file
 from mlmclm.storage.files import read_json, write_json

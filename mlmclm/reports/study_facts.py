@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from mlmclm.analysis.claim import SourcedClaim
-from mlmclm.reports.basis import NO_BASIS, Basis
+from mlmclm.reports.provenance import NO_BASIS, Basis
 
 Kind = Literal["pretrained", "continued", "untrained", "external"]
 """Origin of a model's weights: pretrained by the study from scratch or from given weights, initialised only, or from elsewhere."""

@@ -48,8 +48,7 @@ from mlmclm.corpora.tokenizer import repository_of
 from mlmclm.errors import UserError
 from mlmclm.models.sources import local_folder
 from mlmclm.progress import say
-from mlmclm.reports.basis import NO_BASIS, asked_for
-from mlmclm.reports.provenance import stage_work
+from mlmclm.reports.provenance import NO_BASIS, asked_for, stage_work
 from mlmclm.reports.study_facts import StudyFacts, ZeroShotFacts
 from mlmclm.storage.checksums import read_sealed, sealed
 from mlmclm.storage.files import check_folder, first_existing, places_of, write_atomic

@@ -14,7 +14,7 @@ import statsmodels.formula.api
 import statsmodels.stats.multitest
 
 from mlmclm.analysis.model_ranks import RankedModels, TaskScores, level_runs, ranking
-from mlmclm.answers.ranking_of_scores import rank
+from mlmclm.answers.comparison_of_scores import rank
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 

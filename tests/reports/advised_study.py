@@ -9,7 +9,7 @@ from analysis_study import TASKS, synthetic_results
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.reports.advice import Advice, advise
-from mlmclm.reports.basis import asked_for
+from mlmclm.reports.provenance import asked_for
 
 KINDS = tuple(TASKS)
 SECONDS = 90.0

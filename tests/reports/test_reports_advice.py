@@ -28,8 +28,7 @@ from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.reports import text
 from mlmclm.reports.advice import More, advise
-from mlmclm.reports.basis import Basis, asked_for, worker_time
-from mlmclm.reports.provenance import ComputedWork
+from mlmclm.reports.provenance import Basis, ComputedWork, asked_for, worker_time
 from mlmclm.reports.wording import clearly_different, detectable_difference, level_groups
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance

@@ -16,8 +16,8 @@ from mlmclm.analysis.results import Grid
 from mlmclm.cli.main import main
 from mlmclm.errors import UserError
 from mlmclm.reports.advice import advise
-from mlmclm.reports.basis import asked_for
 from mlmclm.reports.decision import FILE, decide
+from mlmclm.reports.provenance import asked_for
 
 TASKS = ("sst2", "rte")
 

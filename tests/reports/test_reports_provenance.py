@@ -42,7 +42,7 @@ def test_dates_cost_hardware_and_software_are_those_of_the_results() -> None:
         # The stage's first step began 600 s before it was noted at 12:00.
         "Computed": "2026-03-01 11:50 to 2026-03-01 22:00 UTC",
         "Pretraining": "1 stage, 2.3 worker hours, on A processor",
-        "Fine-tuning": "2 cells, 1.0 worker minutes, on 2 machines: A processor",
+        "Fine-tuning": "2 cells, 1 worker minute, on 2 machines: A processor",
         "Software": "mlmclm 0.1, torch 2.0 and 2.1, mlmclm's commit 0123456789ab",
         "Corpus": "c0ffee",
         "Task data": "sst2 abc, rte def",
@@ -54,7 +54,7 @@ def test_a_gpu_is_named_and_what_earlier_versions_did_not_record_is_said() -> No
     stage = stage_work([{"step": 1, "time": 10.0, "step_seconds": 1.0}], system)
     assert stage == ComputedWork(9.0, 10.0, 1.0, workers=8, device="A GPU")
     found = provenance_facts([], [cell_work(cell()), cell_work(cell(device="A GPU"))], corpus="c", tasks={})
-    assert found["Fine-tuning"] == "2 cells, 1.0 worker minutes, on 1 machine: A GPU (1) and unrecorded hardware (1)"
+    assert found["Fine-tuning"] == "2 cells, 1 worker minute, on 1 machine: A GPU (1) and unrecorded hardware (1)"
     assert found["Software"] == "versions were not recorded"
 
 

@@ -256,7 +256,7 @@ def test_mistakes_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"m: t has two sets of acc\. Give the path of one of them"):
         compare("m", "m", twice)
     write_mteb(tmp_path / "mteb", {"A": 0.5, "B": 0.5})
-    with pytest.raises(UserError, match=r"scores of examples and .* scores of tasks, or the other way round"):
+    with pytest.raises(UserError, match="some have scores of examples and others scores of tasks; take them apart"):
         compare(str(one), str(tmp_path / "mteb"))
 
 
