@@ -6,17 +6,16 @@ security policy forbids it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from mlmclm.analysis.additions import Tables, statistics_of
+from mlmclm.analysis.additions import statistics_of
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.reports.paired_models import pair_frame, pairs, zero_shot_frame
 from mlmclm.reports.study_facts import StudyFacts
 from mlmclm.reports.templating import render
-from mlmclm.reports.tested_claims import ClaimVerdict, claim_frame, verdicts_on
+from mlmclm.reports.tested_claims import claim_frame, verdicts_on
 from mlmclm.reports.view import ordered_tasks, page
 from mlmclm.storage.csv_text import csv_text
 from mlmclm.storage.files import check_folder, write_atomic
@@ -27,11 +26,8 @@ TABLES = ("best", "comparisons", "overall", "coverage")
 
 def render_report(analysis: Analysis, facts: StudyFacts) -> str:
     """Return the HTML page: some hundred kB for a few models, 3 MB for 42 models on twelve tasks."""
-    return _rendered(analysis, facts, verdicts_on(facts.claims, analysis, facts), statistics_of(analysis))
-
-
-def _rendered(analysis: Analysis, facts: StudyFacts, tested: Sequence[ClaimVerdict], statistics: Tables) -> str:
-    return render("report.html.j2", **page(analysis, facts, tested, statistics))
+    tested = verdicts_on(facts.claims, analysis, facts)
+    return render("report.html.j2", **page(analysis, facts, tested, statistics_of(analysis)))
 
 
 def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[str, Path]:
@@ -66,5 +62,5 @@ def write_report(analysis: Analysis, facts: StudyFacts, folder: Path) -> dict[st
         else:
             file.unlink(missing_ok=True)  # it is from an earlier report
     # Last, so that once the page exists, its tables do too.
-    write_atomic(paths["report"], _rendered(analysis, facts, tested, statistics))
+    write_atomic(paths["report"], render("report.html.j2", **page(analysis, facts, tested, statistics)))
     return paths

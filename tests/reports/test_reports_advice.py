@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from advised_study import KINDS, SECONDS, advised, results
-from analysis_study import cell
+from analysis_study import TASKS, cell, synthetic_results
 from report_study import facts
 from scipy import stats
 
@@ -27,12 +26,27 @@ from mlmclm.analysis.effects import Effect
 from mlmclm.analysis.power import examples_for, seeds_or_obstacle
 from mlmclm.analysis.results import Grid, observed_grid, records
 from mlmclm.reports import text
-from mlmclm.reports.advice import More, advise
+from mlmclm.reports.advice import Advice, More, advise
 from mlmclm.reports.provenance import Basis, ComputedWork, asked_for, worker_time
 from mlmclm.reports.wording import clearly_different, detectable_difference, level_groups
 from mlmclm.reports.write_report import render_report
 from mlmclm.results.chance import Chance
 from mlmclm.results.intervals import estimate
+
+KINDS = tuple(TASKS)
+SECONDS = 90.0
+
+
+def results(levels: dict[str, float], **more: Any) -> list[dict[str, Any]]:
+    rows = synthetic_results(levels, **more)
+    for row in rows:
+        row["cost"] = {"seconds": SECONDS, "device": "A GPU"}
+    return rows
+
+
+def advised(made: Sequence[dict[str, Any]], command: str = "mlmclm study own.yaml", **more: Any) -> Advice:
+    basis = asked_for(command, ("quickstart", "paper")).with_costs(made, test_examples=dict.fromkeys(KINDS, 300))
+    return advise(analyse(made, ranges=dict.fromkeys(KINDS, (-9.0, 9.0)), **more), basis)
 
 
 def test_an_open_question_has_its_price_in_cells_and_hours_with_the_device_and_the_command() -> None:
