@@ -47,6 +47,9 @@ CHOICE = {
     "target_delimiter": "",
     "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
 }
+LIKELIHOOD = {
+    "task": "made", "output_type": "loglikelihood", "test_split": "test", "metric_list": [{"metric": "perplexity"}],
+}  # fmt: skip
 needs_harness = pytest.mark.skipif(
     find_spec("lm_eval") is None,
     reason="lm-eval is not installed: pip install 'mlmclm[evaluation]'",
@@ -142,28 +145,19 @@ def test_a_csv_file_is_read_as_it_is_written(tmp_path: Path, folder: bool) -> No
     from mlmclm.evaluation.harness import load_tasks
 
     gold = ["NA", "null", "nan", "None", "n/a", "007", "1.50", "true", "word"]
-    table = {
-        "gold": gold,
-        "code": [f"{n:03d}" for n in range(9)],
-        "number": list(range(9)),
-        "half": [0.5] * 9,
-        "some": [1, "", *[2] * 7],
-    }
-    for split in ("test", "train"):  # a column has one type in all splits
-        pandas.DataFrame(table if split == "test" else {**table, "code": ["7"] * 9}).to_csv(
-            tmp_path / f"{split}.csv", index=False
-        )
-    files = {"test": "test.csv", "train": ["train.csv"]}
-    task = {"task": "made", "dataset_path": "csv", "dataset_kwargs": {"data_files": files}, "output_type": "loglikelihood", "test_split": "test",
-            "doc_to_text": "code {{code}}", "doc_to_target": "gold", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
-    if folder:
-        (tmp_path / "owner").mkdir()
-        for split in ("test", "train"):
-            (tmp_path / "owner" / f"{split}.csv").write_bytes((tmp_path / f"{split}.csv").read_bytes())
-        task |= {"dataset_path": "owner", "dataset_kwargs": {}}
+    numbers = {"number": list(range(9)), "half": [0.5] * 9, "some": [1, "", *[2] * 7]}
+    place = tmp_path / "owner" if folder else tmp_path
+    place.mkdir(exist_ok=True)
+    for split, codes in (("test", [f"{n:03d}" for n in range(9)]), ("train", ["7"] * 9)):
+        # A column has one type in all splits.
+        pandas.DataFrame({"gold": gold, "code": codes, **numbers}).to_csv(place / f"{split}.csv", index=False)
+    data = {"dataset_path": "owner"} if folder else {
+        "dataset_path": "csv", "dataset_kwargs": {"data_files": {"test": "test.csv", "train": ["train.csv"]}}
+    }  # fmt: skip
+    task = LIKELIHOOD | data | {"doc_to_text": "code {{code}}", "doc_to_target": "gold"}
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
     (made,) = load_tasks([str(tmp_path / "made.yaml")])
-    written = pandas.read_csv(tmp_path / "test.csv", dtype=str, keep_default_na=False)
+    written = pandas.read_csv(place / "test.csv", dtype=str, keep_default_na=False)
     asked = [tuple(request.args) for request in made.task.instances]
     assert asked == [(f"code {code}", word) for code, word in zip(written["code"], written["gold"], strict=True)]
     docs = list(made.task.test_docs())
@@ -188,8 +182,13 @@ def test_a_json_file_is_read_as_it_is_written(tmp_path: Path, gold: list[Any], l
 
     rows = [json.dumps({"question": f"q{n}", "gold": word}) for n, word in enumerate(gold)]
     (tmp_path / "test.json").write_text("\n".join(rows) if lines else f"[{','.join(rows)}]")
-    task = {"task": "made", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "test.json"}}, "output_type": "loglikelihood",
-            "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "{{gold}}", "metric_list": [{"metric": "perplexity"}]}  # fmt: skip
+    files = {"data_files": {"test": "test.json"}}
+    task = LIKELIHOOD | {
+        "dataset_path": "json",
+        "dataset_kwargs": files,
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{gold}}",
+    }
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(task))
     (made,) = load_tasks([str(tmp_path / "made.yaml")])
     assert [request.args[1] for request in made.task.instances] == [str(word) for word in gold]

@@ -157,13 +157,6 @@ def test_no_batch_has_a_text_twice_and_no_row_is_lost(tmp_path: Path, model: Pat
     assert all(np.array_equal(rows, next(again)) for rows in batches)
 
 
-def test_a_batch_that_cannot_be_without_a_text_twice_is_full_all_the_same(tmp_path: Path, model: Path) -> None:
-    train = {"query": list("abcdefghij"), "positive": ["one", "two"] * 5, "negative": ["no"] * 10}
-    made = made_of(GIVEN, write(tmp_path, train), model)
-    generator = training_rows(made.rows["train"], 24, 0, made.distinct)
-    assert [len(next(generator)) for _ in range(3)] == [24] * 3
-
-
 def test_frequent_texts_neither_starve_a_pair_nor_pile_up() -> None:
     chance = np.random.default_rng(0)
     count, size = 2000, 64
@@ -173,28 +166,11 @@ def test_frequent_texts_neither_starve_a_pair_nor_pile_up() -> None:
     passes = 4
     seen = np.bincount(np.concatenate([next(generator) for _ in range(passes * count // size)]), minlength=count)
     assert seen.min() >= passes - 1 and seen.max() <= passes + 1
-    few = Lists(np.arange(count) % 7, np.arange(count + 1))  # no batch can be without a text twice
+    few = Lists(np.arange(count) % 7, np.arange(count + 1))  # no batch can be without a text twice, and all are full
     generator = training_rows(count, size, 1, few)
-    seen = np.bincount(np.concatenate([next(generator) for _ in range(passes * count // size)]), minlength=count)
-    assert seen.min() >= passes - 1 and seen.max() <= passes + 1
-
-
-def test_positives_without_a_word_are_the_user_s_error(tmp_path: Path, model: Path) -> None:
-    pytest.importorskip("bm25s", reason="pip install 'mlmclm[evaluation]'")
-    with pytest.raises(UserError, match="no positive has a word"):
-        mine_negatives("t", pa.chunked_array([["a"]]), pa.table({"query": ["a"], "positive": ["!!!"]}), 2)
-
-
-def test_pairs_alone_have_distinct_batches_where_the_protocol_asks_for_them(tmp_path: Path, model: Path) -> None:
-    write_retrieval(tmp_path)
-    assert made_of(get_task("reqa_squad"), tmp_path, model).distinct is None
-    assert "distinct_batches" not in PROTOCOL.identity()
-    made = made_of(get_task("reqa_squad"), tmp_path, model, distinct_batches=True)
-    assert made.settings.identity()["distinct_batches"] is True  # type: ignore[attr-defined]
-    texts = made.distinct
-    assert texts is not None
-    for _, rows in zip(range(40), training_rows(made.rows["train"], 8, 1, texts), strict=False):
-        assert len({text for row in rows for text in texts[row].tolist()}) == 16
+    batches = [next(generator) for _ in range(passes * count // size)]
+    seen = np.bincount(np.concatenate(batches), minlength=count)
+    assert {len(batch) for batch in batches} == {size} and seen.min() >= passes - 1 and seen.max() <= passes + 1
 
 
 def test_negatives_are_mined_as_a_plain_bm25_ranks_them_and_never_the_query_s_own(tmp_path: Path, model: Path) -> None:
@@ -267,6 +243,25 @@ def test_cells_train_on_hard_negatives_in_chunks_as_at_once_and_a_look_shows_the
         run_cell(without, store=tmp_path / "other", data_root=root)
 
 
+def test_pairs_alone_have_distinct_batches_where_the_protocol_asks_for_them(tmp_path: Path, model: Path) -> None:
+    write_retrieval(tmp_path)
+    assert made_of(get_task("reqa_squad"), tmp_path, model).distinct is None
+    texts = made_of(get_task("reqa_squad"), tmp_path, model, distinct_batches=True).distinct
+    assert texts is not None
+    rows = next(training_rows(len(texts), 8, 1, texts))
+    assert len({text for row in rows for text in texts[row].tolist()}) == 16
+
+
+def test_texts_among_which_bm25_finds_nothing_are_the_user_s_error() -> None:
+    pytest.importorskip("bm25s", reason="pip install 'mlmclm[evaluation]'")
+    for positive, message in (
+        ("!!!", "no positive has a word"),
+        ("film", "t: BM25 finds no document that shares a word"),
+    ):
+        with pytest.raises(UserError, match=message):
+            mine_negatives("t", pa.chunked_array([["a"]]), pa.table({"query": ["a"], "positive": [positive]}), 2)
+
+
 @pytest.mark.parametrize(
     ("negative", "message"),
     [
@@ -286,9 +281,3 @@ def test_a_task_cannot_have_given_and_mined_negatives_nor_another_family_any() -
         own_task(columns=GIVEN.columns, negatives={"bm25": 2})
     with pytest.raises(ValueError, match="only retrieval has 'negatives'"):
         Task.model_validate({**get_task("sst2").model_dump(), "negatives": {"bm25": 2}})
-
-
-def test_a_corpus_that_shares_no_word_with_the_queries_is_an_error(tmp_path: Path, model: Path) -> None:
-    pytest.importorskip("bm25s", reason="pip install 'mlmclm[evaluation]'")
-    with pytest.raises(UserError, match="task reqa_squad, train: BM25 finds no document that shares a word"):
-        made_of(MINED, write(tmp_path, PAIRS), model)

@@ -111,17 +111,7 @@ def test_a_small_step_is_lost_in_pure_bf16_and_kept_by_fp32_weights(task: Prepar
     assert changed["bf16-autocast", 1e-5] > 0.98
 
 
-def test_a_decoupled_decay_takes_its_share_of_a_weight_whatever_the_rate(task: PreparedTask) -> None:
-    """MosaicML's DecoupledAdamW: a step multiplies every matrix by 1 - decay x (its rate / the peak rate)."""
-    began = weights(*models(task, torch.float32))
-    for rate in (1e-3, 1e-5):
-        ended = []
-        for changes in ({"weight_decay": 0.0}, {"weight_decay": 0.01, "decoupled_weight_decay": True}):
-            protocol = Protocol.model_validate({**PURE.model_dump(), "precision": "fp32", "max_steps": 1, **changes})
-            pair = models(task, torch.float32)
-            trained(*pair, task, protocol, learning_rate=rate, order=5)
-            ended.append(weights(*pair))
-        for name, first in began.items():
-            taken = 0.01 * first if first.ndim > 1 else torch.zeros_like(first)
-            torch.testing.assert_close(ended[0][name] - ended[1][name], taken, rtol=1e-4, atol=3e-7)
+def test_a_decoupled_decay_takes_its_share_of_a_weight_whatever_the_rate() -> None:
+    """MosaicML's DecoupledAdamW: torch's AdamW multiplies the decay by the step's rate, so it is divided by the peak."""
+    assert Protocol(weight_decay=0.01, decoupled_weight_decay=True).optimizer_weight_decay(1e-3) == pytest.approx(10)
     assert Protocol(weight_decay=1e-6).optimizer_weight_decay(1e-3) == 1e-6

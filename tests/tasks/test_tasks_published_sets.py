@@ -102,19 +102,37 @@ def embedded(made: PreparedTask) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("ignore", "texts", "left_out", "limit"),
+    ("ignore", "texts", "left_out", "limit", "to_themselves", "times"),
     [
-        (None, {}, set(DOCUMENTS), None),
-        (None, {"q2": "another text"}, set(DOCUMENTS) - {"q2"}, "judged"),
-        (True, {name: f"another {name}" for name in DOCUMENTS}, set(DOCUMENTS), 12),
-        (False, {}, set(), None),
+        (None, {}, set(DOCUMENTS), None, False, 1),
+        (None, {"q2": "another text"}, set(DOCUMENTS) - {"q2"}, "judged", False, 1),
+        (True, {name: f"another {name}" for name in DOCUMENTS}, set(DOCUMENTS), 12, False, 1),
+        (False, {}, set(), None, False, 1),
+        # A query that is judged relevant to itself may find itself unless declared; what is repeated counts once.
+        (None, {}, set(QUERIES) - {"q5"}, None, True, 1),
+        (True, {}, set(QUERIES), None, True, 3),
     ],
 )
 def test_a_query_does_not_find_itself_and_what_is_absent_or_below_0_counts_as_trec_eval_counts_it(
-    tmp_path: Path, model: Path, ignore: bool | None, texts: dict[str, str], left_out: set[str], limit: Any
+    tmp_path: Path,
+    model: Path,
+    ignore: bool | None,
+    texts: dict[str, str],
+    left_out: set[str],
+    limit: Any,
+    to_themselves: bool,
+    times: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    judged = judgements()
-    made = prepare(tmp_path, model, judged, ignore=ignore, texts=texts, max_evaluation_documents=limit)
+    say_once.cache_clear()
+    judged = judgements(relevant_to_themselves=to_themselves)
+    made = prepare(tmp_path, model, judged, ignore=ignore, texts=texts, times=times, max_evaluation_documents=limit)
+    said = capsys.readouterr().err
+    assert "6 absent documents, which count as not retrieved" in said
+    assert times == 1 or "test corpus: 60 rows are repeated, and count once" in said
+    if ignore is None and not texts and not to_themselves:
+        assert "15 of 20 queries are documents of the corpus, by id and text, which they are not to find" in said
+        assert "1 absent queries, which are left out (12 judgements, such as of 'absent query')" in said
     vectors = embedded(made)
     found = made.examples("test", vectors)
     assert found["ndcg@10"] == pytest.approx(by_pytrec_eval(made, vectors, judged, left_out), abs=1e-6)
@@ -122,27 +140,6 @@ def test_a_query_does_not_find_itself_and_what_is_absent_or_below_0_counts_as_tr
         assert len(documents) == len(scores) and np.isfinite(scores).all()
         assert query not in documents or query not in left_out
     assert found["study.ndcg@10"][list(found["id"]).index("q3")] == 0, "its only relevant document is absent"
-
-
-def test_rows_and_judgements_that_are_repeated_count_once(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    say_once.cache_clear()
-    judged = judgements()
-    made = prepare(tmp_path, model, judged, ignore=None, times=3)
-    assert "test corpus: 60 rows are repeated, and count once" in capsys.readouterr().err
-    vectors = embedded(made)
-    wanted = by_pytrec_eval(made, vectors, judged, set(DOCUMENTS))
-    assert made.examples("test", vectors)["ndcg@10"] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_a_query_that_is_judged_relevant_to_itself_may_find_itself_unless_declared(tmp_path: Path, model: Path) -> None:
-    judged = judgements(relevant_to_themselves=True)
-    for ignore, left_out in ((None, set(QUERIES) - {"q5"}), (True, set(QUERIES))):
-        made = prepare(tmp_path / str(ignore), model, judged, ignore=ignore)
-        vectors = embedded(made)
-        expected = by_pytrec_eval(made, vectors, judged, left_out)
-        assert made.examples("test", vectors)["ndcg@10"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_level_of_any_order_is_the_mean_over_random_orders_by_pytrec_eval(tmp_path: Path, model: Path) -> None:
@@ -160,17 +157,6 @@ def test_the_level_of_any_order_is_the_mean_over_random_orders_by_pytrec_eval(tm
     assert how == "any order"
     assert levels["ndcg@10"] == pytest.approx(totals / draws, abs=0.05)
     assert levels["study.ndcg@10"] == pytest.approx(study / draws, abs=0.08)
-
-
-def test_what_is_absent_or_left_out_is_said_with_its_number(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    say_once.cache_clear()
-    prepare(tmp_path, model, judgements(), ignore=None)
-    said = capsys.readouterr().err
-    assert "15 of 20 queries are documents of the corpus, by id and text, which they are not to find" in said
-    assert "1 absent queries, which are left out (12 judgements, such as of 'absent query')" in said
-    assert "6 absent documents, which count as not retrieved" in said
 
 
 def test_a_declaration_alone_changes_no_key_of_a_set_whose_queries_are_no_documents(
