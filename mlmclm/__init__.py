@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from mlmclm.studies.plan import StudyPlan
     from mlmclm.studies.study import Study
     from mlmclm.sweeps.zero_shot import evaluate
-    from mlmclm.tasks.data_file import check_task
+    from mlmclm.tasks.look import check_task
 
 _MODULES = {
     "mlmclm.errors": ("EnvironmentFault", "MlmclmError", "UserError"),
     "mlmclm.registry": ("register",),
-    "mlmclm.tasks.data_file": ("check_task",),
+    "mlmclm.tasks.look": ("check_task",),
     "mlmclm.answers.comparison_of_scores": ("compare",),
     "mlmclm.studies.api": ("Store", "finetune", "open", "pretrain", "study", "study_on_file", "sweep"),
     "mlmclm.sweeps.zero_shot": ("evaluate",),

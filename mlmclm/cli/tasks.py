@@ -83,9 +83,9 @@ def check(
 
     Example: mlmclm tasks check sst2 --model store/studies/quickstart/models/1m-mlm40-1k --data ~/datasets
     """
-    from mlmclm.tasks.data_file import check_task
+    from mlmclm.tasks.look import check_task
 
-    checked = check_task(
+    preview = check_task(
         name,
         tokenizer=tokenizer,
         model=model,
@@ -95,9 +95,9 @@ def check(
         data=data,
         task_dirs=task_dir,
     )
-    task, preview, max_length = checked.task, checked.preview, checked.max_length
+    task = preview.task
     if as_json:
-        print_json({**asdict(preview), "max_length": max_length, "fingerprint": checked.fingerprint})
+        print_json({**asdict(preview), "task": task.name})
         return
     show(f"{task.name}: {task.title} ({task.family}, {task.metric})")
     show(", ".join(f"{split} {rows:,}" for split, rows in preview.rows.items()))
@@ -120,7 +120,7 @@ def check(
         for split, lengths in preview.lengths.items():
             quantiles = (f"{tokens:,}" for tokens in lengths.quantiles.values())
             rows.append([split, f"{lengths.sequences:,}", *quantiles, f"{lengths.truncated:.1%}"])
-        show_table(("tokens", "of", *first.quantiles, f"{cut} at {max_length}"), rows)
+        show_table(("tokens", "of", *first.quantiles, f"{cut} at {preview.max_length}"), rows)
         for split, lengths in preview.lengths.items():
             if lengths.lost is not None:
                 lost = ", ".join(f"{share:.1%} with pair_truncation {cut}" for cut, share in lengths.lost.items())

@@ -1,4 +1,4 @@
-"""A user's own task: inferred from a data file, or checked and tokenised as for a model.
+"""A user's own task, inferred from a data file.
 
 FOLDER/tasks/NAME.yaml                    its declaration
 FOLDER/data/NAME/train.parquet, ...       the rows
@@ -6,38 +6,36 @@ FOLDER/data/NAME/train.parquet, ...       the rows
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 import yaml
 
-from mlmclm.arguments import StudyFolders, known_arguments
 from mlmclm.errors import UserError, for_each, meant_path, printable
-from mlmclm.models.sources import longest
+from mlmclm.results.measures import Array
 from mlmclm.storage.data_files import COMPRESSED, file_names_in, instead_of, kind_of
-from mlmclm.storage.files import read_json, write_atomic
-from mlmclm.storage.place import open_place
+from mlmclm.storage.files import write_atomic
 from mlmclm.tasks.column_kinds import plain_columns
 from mlmclm.tasks.columns import Columns, as_class_names, class_names
 from mlmclm.tasks.declaration import FAMILIES, Task
-from mlmclm.tasks.declared_tasks import get_task, task_names
-from mlmclm.tasks.division import SHARES, held_out_rows, row_groups
+from mlmclm.tasks.declared_tasks import task_names
 from mlmclm.tasks.inference import CLASSES, NUMBERS, SEARCH, TAGS, Overrides, Reading, canonical, check_labels, infer
 from mlmclm.tasks.layouts import SUFFIXES, read_layout
 from mlmclm.tasks.load import task_from
 
-if TYPE_CHECKING:
-    from mlmclm.tasks.look import TaskPreview
-
 SEED = 0
 """Seed of the division into parts."""
+SHARES = (0.1, 0.2)
+"""Shares of the rows that become validation and test."""
 LEAST_ROWS = 20
 """The fewest rows that can be divided into three parts."""
 SKEWED = 0.75
@@ -196,6 +194,57 @@ def _read(path: Path) -> tuple[pa.Table, dict[str, tuple[str, ...]]]:
     return plain_columns(table, path), class_names(table.schema.metadata)
 
 
+def row_groups(*keys: Sequence[str]) -> Array:
+    """Return the number of each row's group, int64 [rows]: the connected components of the rows, linked by equal keys.
+
+    Args:
+        keys: for each kind of key (the text, or the query and the document), every row's key.
+    """
+    rows = len(keys[0])
+    parent = list(range(rows))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = parent[parent[row]]
+            row = parent[row]
+        return row
+
+    for column in keys:
+        first: dict[str, int] = {}
+        for row, key in enumerate(column):
+            parent[root(row)] = root(first.setdefault(key, row))
+    return np.array([root(row) for row in range(rows)], dtype=np.int64)
+
+
+def held_out_rows(groups: Array, keys: Sequence[str], strata: Sequence[str], share: float, *, seed: int) -> Array:
+    """Return which rows are held out, bool [rows]: whole groups, about the `share` of the rows of each stratum.
+
+    Groups are chosen in the order of a hash of the seed and their alphabetically first key, so the rows' order doesn't matter.
+    At least one group of each stratum is not held out. A group is in the stratum of its first row.
+    """
+    first: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for row, group in enumerate(groups.tolist()):
+        first.setdefault(group, row)
+        sizes[group] = sizes.get(group, 0) + 1
+    members: dict[str, list[int]] = {}
+    for group, row in first.items():
+        members.setdefault(strata[row], []).append(group)
+    key_of: dict[int, str] = {}
+    for key, group in zip(keys, groups.tolist(), strict=True):
+        key_of[group] = min(key, key_of.get(group, key))
+    held: set[int] = set()
+    for stratum in members.values():
+        stratum.sort(key=lambda group: hashlib.sha256(f"{seed} {key_of[group]}".encode()).digest())
+        quota, taken = round(share * sum(sizes[group] for group in stratum)), 0
+        for group in stratum[:-1]:
+            # A group that is larger than the rest of the quota is skipped.
+            if taken + sizes[group] <= quota:
+                held.add(group)
+                taken += sizes[group]
+    return np.isin(groups, list(held))
+
+
 def _divided(
     tables: Mapping[str, pa.Table], reading: Reading, files: Mapping[str, Path]
 ) -> tuple[dict[str, pa.Table], int]:
@@ -326,67 +375,3 @@ def _facts(
 def _reasons(left: Mapping[str, int]) -> str:
     listed: Sequence[str] = [f"{count:,} {why}" for why, count in left.items()]
     return f" ({', '.join(listed)})" if listed else ""
-
-
-DEFAULT_LENGTH = 512
-
-
-@dataclass(frozen=True)
-class CheckedTask:
-    """A task with a preview of its data.
-
-    Attributes:
-        max_length: tokens of the longest sequence.
-        fingerprint: hash of the task's data.
-    """
-
-    task: Task
-    preview: TaskPreview
-    max_length: int
-    fingerprint: str
-
-
-@known_arguments
-def check_task(
-    name: str,
-    *,
-    tokenizer: str | Path | None = None,
-    model: str | Path | None = None,
-    max_length: int | None = None,
-    examples: int = 3,
-    **folders: Unpack[StudyFolders],
-) -> CheckedTask:
-    """Read and check a task's data, and tokenise a sample of them.
-
-    Args:
-        tokenizer: folder of a Hugging Face tokenizer; either this or `model`.
-        model: folder of a Hugging Face model, whose tokenizer is used.
-        max_length: tokens of the longest sequence; by default 512, or fewer if the model takes fewer.
-        examples: number of training examples in the preview.
-        folders: `StudyFolders`.
-
-    Raises:
-        UserError: a name or a folder is wrong, or the data don't fit the task's declaration.
-    """
-    place = open_place(**folders)
-    task = get_task(name, place.task_dirs)
-    if (tokenizer is None) == (model is None):
-        raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
-    folder = Path(model or tokenizer or "")
-    from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
-    from mlmclm.tasks.load import load_task
-    from mlmclm.tasks.look import preview_task
-    from mlmclm.tasks.settings import TaskSettings
-
-    if model is not None:
-        check_model_folder(folder)
-    tokenizer_hash(folder)
-    if max_length is None:
-        most = longest(read_json(folder / "config.json")) if (folder / "config.json").is_file() else None
-        max_length = min(DEFAULT_LENGTH, most or DEFAULT_LENGTH)
-    check_length(folder, max_length)
-    stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
-    loaded = load_task(task, store=place.store, data_root=place.data_root)
-    settings = TaskSettings(max_length=max_length, stride=stride)
-    preview = preview_task(loaded, load_tokenizer(folder), settings, examples=examples)
-    return CheckedTask(task, preview, max_length, loaded.fingerprint)

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pyarrow as pa
-from transformers import PreTrainedTokenizerFast
 
+from mlmclm.arguments import StudyFolders, known_arguments
+from mlmclm.errors import UserError
+from mlmclm.models.folder import check_length, check_model_folder, load_tokenizer, tokenizer_hash
+from mlmclm.models.sources import longest
+from mlmclm.storage.files import read_json
+from mlmclm.storage.place import open_place
 from mlmclm.tasks.columns import TaskData
+from mlmclm.tasks.declaration import Task
+from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import Family
+from mlmclm.tasks.load import load_task
 from mlmclm.tasks.prepared_task import Lists, check_token_ids
 from mlmclm.tasks.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SAMPLE = 10_000
 """Number of examples of each split whose lengths are measured: a fixed random subset."""
 QUANTILES = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+DEFAULT_LENGTH = 512
 WHOLE = 2**30
 """A `max_length` that truncates nothing."""
 
@@ -41,7 +53,7 @@ class Lengths:
 class TaskPreview:
     """A preview of a task's checked data, tokenised; rows, labels and lengths by table."""
 
-    task: str
+    task: Task
     rows: dict[str, int]
     labels: dict[str, dict[str, float]]
     """Number of rows of each label, or the family's own statistics (`Family.label_counts`)."""
@@ -50,6 +62,10 @@ class TaskPreview:
     """The model's input and the expected output of each example."""
     regained: dict[str, dict[str, int]]
     """Numbers of gold answers or tagged words, by split: `regained` can be recovered from their tokens, `of` are all."""
+    max_length: int
+    """Tokens of the longest sequence."""
+    fingerprint: str
+    """Hash of the task's data."""
 
 
 def preview_task(
@@ -87,10 +103,50 @@ def preview_task(
         rows |= {f"{name} {part}".rstrip(): table.num_rows for part, table in family.tables(splits[name]).items()}
     kept = family.regained(data, untruncated, no_limit)
     regained = {split: {"regained": int(flags.sum()), "of": len(flags)} for split, flags in kept.items()}
-    return TaskPreview(data.task.name, rows, labels, lengths, shown, regained)
+    return TaskPreview(data.task, rows, labels, lengths, shown, regained, settings.max_length, data.fingerprint)
 
 
 def _lengths(family: type[Family], table: pa.Table, column: str, settings: TaskSettings) -> Lengths:
     rows = Lists.of(table, column).lengths
     quantiles = {name: int(np.quantile(rows, share, method="inverted_cdf")) for name, share in QUANTILES.items()}
     return Lengths(len(rows), quantiles, float(np.mean(family.overlong(table, column, settings))))
+
+
+@known_arguments
+def check_task(
+    name: str,
+    *,
+    tokenizer: str | Path | None = None,
+    model: str | Path | None = None,
+    max_length: int | None = None,
+    examples: int = 3,
+    **folders: Unpack[StudyFolders],
+) -> TaskPreview:
+    """Read and check a task's data, and tokenise a sample of them.
+
+    Args:
+        tokenizer: folder of a Hugging Face tokenizer; either this or `model`.
+        model: folder of a Hugging Face model, whose tokenizer is used.
+        max_length: tokens of the longest sequence; by default 512, or fewer if the model takes fewer.
+        examples: number of training examples in the preview.
+        folders: `StudyFolders`.
+
+    Raises:
+        UserError: a name or a folder is wrong, or the data don't fit the task's declaration.
+    """
+    place = open_place(**folders)
+    task = get_task(name, place.task_dirs)
+    if (tokenizer is None) == (model is None):
+        raise UserError("tasks check: give the tokens either by --tokenizer FOLDER or by --model FOLDER.")
+    folder = Path(model or tokenizer or "")
+    if model is not None:
+        check_model_folder(folder)
+    tokenizer_hash(folder)
+    if max_length is None:
+        most = longest(read_json(folder / "config.json")) if (folder / "config.json").is_file() else None
+        max_length = min(DEFAULT_LENGTH, most or DEFAULT_LENGTH)
+    check_length(folder, max_length)
+    stride = min(TaskSettings.model_fields["stride"].default, max_length // 4)
+    loaded = load_task(task, store=place.store, data_root=place.data_root)
+    settings = TaskSettings(max_length=max_length, stride=stride)
+    return preview_task(loaded, load_tokenizer(folder), settings, examples=examples)

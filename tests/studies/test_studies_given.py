@@ -276,8 +276,8 @@ def test_a_single_cell_is_found_that_a_sweep_computed(finished: Study, folder: P
 
 def test_a_task_s_data_are_checked_as_a_model_would_be_given_them(folder: Path) -> None:
     checked = mlmclm.check_task("sst2", model=folder / "llama", store=folder / "store", data=folder / "data")
-    assert (checked.task.name, checked.max_length, checked.preview.rows["train"]) == ("sst2", 64, 57)
-    assert len(checked.preview.examples) == 3
+    assert (checked.task.name, checked.max_length, checked.rows["train"]) == ("sst2", 64, 57)
+    assert len(checked.examples) == 3
     with pytest.raises(UserError, match=r"give the tokens either by --tokenizer FOLDER or by --model FOLDER"):
         mlmclm.check_task("sst2", data=folder / "data")
 

@@ -20,9 +20,8 @@ from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.documents import open_source
 from mlmclm.errors import UserError
 from mlmclm.tasks.columns import TaskData
-from mlmclm.tasks.data_file import FileTask, read_task
+from mlmclm.tasks.data_file import FileTask, held_out_rows, read_task, row_groups
 from mlmclm.tasks.declared_tasks import find_tasks
-from mlmclm.tasks.division import held_out_rows, row_groups
 from mlmclm.tasks.inference import Overrides
 from mlmclm.tasks.load import load_task
 
