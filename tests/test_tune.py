@@ -12,29 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
-import ray
 import yaml
 from ray import tune
-from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining
 
 import mlmclm
-import sweep_cells
 from mlmclm.cli.main import main
 from mlmclm.cluster.placement import Cluster
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
-from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trial_source
+from mlmclm.sweeps.trial import SWEEP, trial_source
 from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
-from sweep_cells import Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {
@@ -394,29 +388,3 @@ def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, p
         filed = ResultsStore(tmp_path / "store").find(row["key"])
         assert filed is not None
         assert (filed["learning_rate"], filed["seed"]) == (row["config/learning_rate"], row["config/seed"])
-
-
-@pytest.mark.slow
-def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> None:
-    ray.cloudpickle.register_pickle_by_value(sweep_cells)
-    (cell,) = make_cells(1)
-    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "store", by_itself=True, resources={"CPU": 1.0})
-    address = f"sqlite:///{tmp_path}/mlflow.db"
-    try:
-        results = tune.Tuner(
-            Retrieves,
-            param_space=own.config,
-            run_config=run_config(
-                tmp_path / "ray", callbacks=[MLflowLoggerCallback(tracking_uri=address, experiment_name="own")]
-            ),
-        ).fit()
-    finally:
-        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
-    assert not results.errors
-    client = mlflow.MlflowClient(address)
-    experiment = client.get_experiment_by_name("own")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
-    assert results[0].metrics is not None and results[0].metrics["metric"] == "ndcg_at_10"
-    assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")
