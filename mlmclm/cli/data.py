@@ -49,9 +49,9 @@ def prepare(
     Example: mlmclm data examples/quickstart.yaml
     """
     from mlmclm.corpora.prepared_corpus import describe_corpus
-    from mlmclm.studies.api import trained_study
+    from mlmclm.studies.api import study as open_study
 
-    study = trained_study(file, store=store, data=data, task_dirs=task_dir)
+    study = open_study(file, store=store, data=data, task_dirs=task_dir)
     prepared, tasks = study.prepare(ray=ray, wait_for_nodes=wait_for_nodes)
     corpora = {name: describe_corpus(source) for name, source in prepared.corpus.sources.items()}
     described = {
@@ -127,10 +127,10 @@ def order(
 
     Example: mlmclm data order examples/quickstart.yaml --steps 0:100 --export order.parquet
     """
-    from mlmclm.studies.api import trained_study
+    from mlmclm.studies.api import study as open_study
     from mlmclm.studies.prepare import seen_data
 
-    study = trained_study(file, store=store, data=data)
+    study = open_study(file, store=store, data=data)
     seen = seen_data(
         study.trained_file, study.place, source=study.source, steps=steps, model=model, labels=labels, to=to
     )

@@ -215,9 +215,9 @@ def pretrain(
 
     Example: mlmclm pretrain examples/quickstart.yaml 1m-clm-1k
     """
-    from mlmclm.studies.api import trained_study
+    from mlmclm.studies.api import study as open_study
 
-    study = trained_study(file, models or (), suite=suite, store=store, data=data, task_dirs=task_dir)
+    study = open_study(file, store=store, data=data, task_dirs=task_dir).narrowed(models or (), suite)
     if dry_run:
         show_plan(study.plan_pretraining(), as_json=as_json)
         return

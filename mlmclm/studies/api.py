@@ -178,14 +178,7 @@ def pretrain(
         UserError: a setting is wrong, or the models of this study are given rather than trained.
         EnvironmentFault: the machine or the cluster failed. What is finished is kept.
     """
-    return trained_study(source, models, suite=suite, **folders).pretrain(ray=ray)
-
-
-def trained_study(
-    source: Source, models: Sequence[str] = (), *, suite: str | None = None, **folders: Unpack[StudyFolders]
-) -> Study:
-    """Return a study that trains its models, or some of them; arguments as in `pretrain`."""
-    return study(source, **folders).narrowed(models, suite)
+    return study(source, **folders).narrowed(models, suite).pretrain(ray=ray)
 
 
 @known_arguments

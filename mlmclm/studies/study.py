@@ -345,7 +345,8 @@ class Study:
             return results
 
     def _results(self, rows: Sequence[dict[str, Any]] | None = None, failure: MlmclmError | None = None) -> Results:
-        record = kept_record(self.file, self.place, self.command, rows, remedy=self._remedy)
+        remedy = f"run `mlmclm {self.file.kind} {self.source}` first."
+        record = kept_record(self.file, self.place, self.command, rows, remedy=remedy)
         runs, page = f"mlmclm tracking ui --store {shlex.quote(str(self.place.store))}", self.folder / "report.html"
         return Results(record, runs, failure, {"report": page} if page.is_file() else {})
 
@@ -377,10 +378,6 @@ class Study:
             tracking.recorded(results, pages)
             results.runs = pages.get(MLFLOW) or tracking.elsewhere or results.runs
         return results
-
-    @property
-    def _remedy(self) -> str:
-        return f"run `mlmclm {self.file.kind} {self.source}` first."
 
     def _begun(self) -> StudySweep:
         """Return the sweep as far as it is known without any work; check all settings and names."""
