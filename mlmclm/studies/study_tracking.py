@@ -118,89 +118,95 @@ class StudyRuns:
         self.tell(stages=tuple(map(followed, prepared.plan.stages)))
 
     def recorded(self, results: Results | None = None, pages: Mapping[str, str] | None = None) -> None:
-        """Follow the sweep, its models, its (model, task) pairs and its zero-shot evaluations as the study's folder records them.
+        """Follow what the study's folder records (`runs_of_record`)."""
+        runs = runs_of_record(self._file, self._place, results, pages or other_pages(self._file, self._place.store))
+        self.tell(records=runs.records, sources=runs.sources, rule=runs.rule)
 
-        Args:
-            results: those of all cells, whose analysis the runs get, and the report's files; without any, the runs have not ended.
-            pages: links to programs that show the study, by name.
-        """
-        file, place, name = self._file, self._place, self._file.name
-        run = last_run(folder := place.study_folder(name))
-        setting, facts, _ = (
-            read_about(folder, run) if results is None else (results.record.setting, results.facts, None)
-        )
-        grid, space = setting.grid, space_of(file, place)
-        status: Status = "RUNNING" if results is None else "FINISHED"
-        time_ms = 0 if results is None else last_finished_ms(results.rows)
-        numbers = {} if results is None else model_metrics(results.analysis)
-        answer: dict[str, Any] = {}
-        if results is not None:
-            answer = {
-                "artifacts": [(path, "") for path in results.files.values()],
-                "provenance": results.facts.provenance,
-                "answer": results.advice.lines(),
-                "cells": int(results.analysis.coverage["expected"].sum()),
-                "metrics": study_metrics(results.analysis),
-                "time_ms": time_ms,
-            }
-        sweep = sweep_record(
-            name,
-            models=grid.models,
-            tasks=grid.tasks,
-            learning_rates=grid.learning_rates,
-            seeds=grid.seeds,
-            baseline=setting.baseline,
-            points=sum(len(grid.settings_of(task)) for task in grid.tasks),
-            settings=space.common_settings(),
-            main_metrics=space.metrics,
-            rule=setting.rule,
-            given=isinstance(file, SweepFile),
-            grid=space.axes(),
-            pages={page: link for page, link in (pages or other_pages(file, place.store)).items() if page != MLFLOW},
-            status=status,
-            **answer,
-        )
-        abouts = self._abouts(facts)
-        models = [
-            model_record(
-                name, model, about=about, source=source, metrics=numbers.get(model), time_ms=time_ms, status=status
-            )
-            for model, (about, source) in abouts.items()
-        ]
-        families = {task.name: task.family for task in facts.tasks}
-        groups = [
-            group_record(name, model, task, about={**about, "family": families[task]}, status="RUNNING")
-            for model, (about, _) in abouts.items()
-            for task in grid.tasks
-        ]
-        tasks = {task: get_task(task, place.task_dirs) for task in grid.tasks}
-        sources = {name: data_source(task, place.store, place.data_root) for name, task in tasks.items()}
-        told = replace(self.told, records=(sweep, *models, *groups), sources=sources, rule=setting.rule)
-        if results is not None:
-            verdicts = task_verdicts(results.analysis)
-            groups += summaries(name, told, results.analysis, results.rows, verdicts=verdicts)
-        zero_shot = [
-            zero_shot_record(name, row, about=told.abouts.get(row["model"], {}))
-            for row in zero_shot_results(run, place.store)
-        ]
-        # A summary replaces the run that announced it.
-        by_key = {record.key: record for record in (sweep, *models, *groups, *zero_shot)}
-        self.tell(records=tuple(by_key.values()), sources=sources, rule=setting.rule)
 
-    def _abouts(self, facts: StudyFacts) -> dict[str, tuple[dict[str, str], str | None]]:
-        """Return the parameters of each model, and the source of a model that is given."""
-        file = self._file
-        if isinstance(file, SweepFile):
-            return {name: (given_parameters(source), source) for name, source in file.models.items()}
-        tokens = {model.name: str(model.tokens) for model in facts.models}
-        return {
-            str(name): (
-                named_parameters(name)
-                | {"tokens": tokens[str(name)], "pretraining_data": file.source if name.steps else ""},
-                None if name.steps else file.initial.get(name.size, UNTRAINED),
-            )
-            for name in file.parsed
+def runs_of_record(file: AnyFile, place: Place, results: Results | None, pages: Mapping[str, str]) -> TrackedStudy:
+    """Return the runs of a study's sweep, models, (model, task) pairs and zero-shot evaluations, as its folder records them.
+
+    Args:
+        results: those of all cells, whose analysis the runs get, and the report's files; None while the runs have not ended.
+        pages: links to programs that show the study, by name.
+    """
+    name, folder = file.name, place.study_folder(file.name)
+    run = last_run(folder)
+    if results is None:
+        setting, facts, _ = read_about(folder, run)
+    else:
+        setting, facts = results.record.setting, results.facts
+    grid, space = setting.grid, space_of(file, place)
+    status: Status = "RUNNING" if results is None else "FINISHED"
+    time_ms = 0 if results is None else last_finished_ms(results.rows)
+    numbers = {} if results is None else model_metrics(results.analysis)
+    answer: dict[str, Any] = {}
+    if results is not None:
+        answer = {
+            "artifacts": [(path, "") for path in results.files.values()],
+            "provenance": results.facts.provenance,
+            "answer": results.advice.lines(),
+            "cells": int(results.analysis.coverage["expected"].sum()),
+            "metrics": study_metrics(results.analysis),
+            "time_ms": time_ms,
         }
+    sweep = sweep_record(
+        name,
+        models=grid.models,
+        tasks=grid.tasks,
+        learning_rates=grid.learning_rates,
+        seeds=grid.seeds,
+        baseline=setting.baseline,
+        points=sum(len(grid.settings_of(task)) for task in grid.tasks),
+        settings=space.common_settings(),
+        main_metrics=space.metrics,
+        rule=setting.rule,
+        given=isinstance(file, SweepFile),
+        grid=space.axes(),
+        pages={page: link for page, link in pages.items() if page != MLFLOW},
+        status=status,
+        **answer,
+    )
+    abouts = _abouts(file, facts)
+    models = [
+        model_record(
+            name, model, about=about, source=source, metrics=numbers.get(model), time_ms=time_ms, status=status
+        )
+        for model, (about, source) in abouts.items()
+    ]
+    families = {task.name: task.family for task in facts.tasks}
+    groups = [
+        group_record(name, model, task, about={**about, "family": families[task]}, status="RUNNING")
+        for model, (about, _) in abouts.items()
+        for task in grid.tasks
+    ]
+    tasks = {task: get_task(task, place.task_dirs) for task in grid.tasks}
+    sources = {task: data_source(declared, place.store, place.data_root) for task, declared in tasks.items()}
+    study = TrackedStudy(records=(sweep, *models), sources=sources, rule=setting.rule)
+    if results is not None:
+        groups += summaries(name, study, results.analysis, results.rows, verdicts=task_verdicts(results.analysis))
+    zero_shot = [
+        zero_shot_record(name, row, about=study.abouts.get(row["model"], {}))
+        for row in zero_shot_results(run, place.store)
+    ]
+    # A summary replaces the run that announced it.
+    by_key = {record.key: record for record in (sweep, *models, *groups, *zero_shot)}
+    return replace(study, records=tuple(by_key.values()))
+
+
+def _abouts(file: AnyFile, facts: StudyFacts) -> dict[str, tuple[dict[str, str], str | None]]:
+    """Return the parameters of each model, and the source of a model that is given."""
+    if isinstance(file, SweepFile):
+        return {name: (given_parameters(source), source) for name, source in file.models.items()}
+    tokens = {model.name: str(model.tokens) for model in facts.models}
+    return {
+        str(name): (
+            named_parameters(name)
+            | {"tokens": tokens[str(name)], "pretraining_data": file.source if name.steps else ""},
+            None if name.steps else file.initial.get(name.size, UNTRAINED),
+        )
+        for name in file.parsed
+    }
 
 
 @contextmanager
