@@ -33,7 +33,7 @@ from mlmclm.tasks.families.token_classification import TaggingTask
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model
 
-TASKS = ("sst2", "stsb", "conll2003", "squad_4k", "squad_v2", "reqa_squad")
+TASKS = ("sst2", "stsb", "conll2003", "squad_v2", "reqa_squad")
 CORRELATIONS = ("matthews", "spearman", "pearson")
 
 CELLS = [
