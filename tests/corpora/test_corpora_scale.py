@@ -136,13 +136,13 @@ def test_shards_take_the_counted_bytes_and_requests(lines: Path, disturbed: Dist
     assert moved.bytes == taken * 2 + sum(path.stat().st_size for path in sums) and touched == len(sums) > 1
 
 
-@pytest.mark.parametrize("length", [10, pytest.param(24, marks=pytest.mark.slow)])
 def test_chunks_take_the_counted_bytes_and_requests(
-    lines: Path, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    lines: Path, disturbed: DisturbedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = on_node(lines, disturbed, tmp_path, "maker")
     stored, ends = counted(corpus)
-    first, end, begin = list[int](), list[int](), 0
+    length, begin = 10, 0
+    first, end = list[int](), list[int]()
     for stop in [*(ends + 1).tolist(), stored.blocks * LENGTH]:
         whole = stop - (stop <= ends[-1] + 1)  # without EOS, which has no chunk of its own
         first += range(begin, whole, length - 2)

@@ -99,9 +99,7 @@ class Stopped(Exception):
     ("options", "characters"),
     [
         ({}, 8),
-        ({"max_tokens": 9000}, 8),
         ({"max_tokens": 9000}, 0.1),
-        ({"streaming": True}, 8),
         ({"streaming": True, "max_tokens": 9000}, 8),
         ({"streaming": True, "max_documents": 60}, 8),
     ],
@@ -175,8 +173,7 @@ def test_a_preparation_that_is_killed_keeps_its_shards_and_goes_on_behind_them(l
     assert all((folder / f"{name}.bin").stat().st_mtime_ns == time for name, time in kept.items())
 
 
-@pytest.mark.parametrize("damage", ["missing", "short"])
-@pytest.mark.parametrize("options", LIMITS)
+@pytest.mark.parametrize(("damage", "options"), [("short", LIMITS[0]), *(("missing", limits) for limits in LIMITS)])
 def test_a_lost_shard_is_named_and_it_alone_is_made_again(
     lines: Path, tmp_path: Path, damage: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
