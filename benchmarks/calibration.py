@@ -363,11 +363,11 @@ def _planned(analysis: Analysis, scenario: Scenario) -> tuple[float, float]:
     noise = noise_of(analysis)
     if noise.keys() != set(analysis.families):
         return math.nan, math.nan
-    effects, names = planned_effects(noise, scenario.seeds, scenario.rates, scenario.models)
+    studies, names = planned_effects(noise, scenario.seeds, scenario.rates, scenario.models)
     level = holm_level("task", analysis.families, scenario.models, 0.95)
-    wholes = [contrast.whole for task in noise for contrast in differences(effects, names, [task])]
+    wholes = [contrast.whole for task in noise for contrast in differences(studies, names, [task])]
     on_task = difference_found([(whole.error, whole.freedom) for whole in wholes], level)
-    smallest = smallest_differences(effects, names, analysis.families, compared=scenario.models)
+    smallest = smallest_differences(studies, names, analysis.families, compared=scenario.models)
     return 100 * on_task, 100 * smallest[ALL_TASKS]
 
 

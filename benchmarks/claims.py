@@ -132,7 +132,7 @@ def measured(kind: Kind, studies: int, mapped: Callable[..., Iterable[Any]] = ma
         mapped: maps a function over values, as `map` does.
     """
     analyses = list(mapped(partial(analysed, kind), range(studies)))
-    parts = [smallest_differences(analysis.effects, analysis.models, analysis.families) for analysis in analyses]
+    parts = [smallest_differences([analysis.effects], analysis.models, analysis.families) for analysis in analyses]
     stated = {scope: float(np.mean([part[scope] for part in parts])) for scope in parts[0]}
     statements = list(mapped(partial(said, stated=stated), analyses))
     return stated, Said(*(float(np.mean(values)) for values in zip(*statements, strict=True)))

@@ -98,7 +98,7 @@ class Analysis:
         """The smallest true difference found with 80 % power, by task and for their mean; the baseline is left out if several models are trained."""
         trained = [model for model in self.groups if model != self.baseline]
         models = trained if len(trained) > 1 else list(self.groups)
-        return smallest_differences(self.effects, models, self.families, self.confidence)
+        return smallest_differences([self.effects], models, self.families, self.confidence)
 
     @cached_property
     def noise(self) -> NoiseChecks:

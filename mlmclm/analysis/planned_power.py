@@ -12,22 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, cycle
 
 import numpy as np
 
 from mlmclm.analysis.analyse import Analysis
 from mlmclm.analysis.comparison import holm_level
 from mlmclm.analysis.contrasts import Effects, test_set_noise
-from mlmclm.analysis.effects import FOLDS, Effect
+from mlmclm.analysis.effects import FOLDS, NO_EFFECT, Effect
 from mlmclm.analysis.power import (
-    POWER,
     differences,
     found_at_best,
     runs_or_obstacle,
     seeds_or_obstacle,
     smallest_differences,
 )
+from mlmclm.analysis.redrawn_failures import redrawn
 from mlmclm.analysis.run_noise import RunNoise, noise_of_sum
 from mlmclm.results.intervals import NAN, estimate
 
@@ -43,8 +43,9 @@ class TaskNoise:
         together: the correlation over tasks of what a pretraining run adds. It is 1 where it is not known, so that the precision of a
             mean over tasks is not overstated.
         alike: correlation of the seeds' noise with that on other tasks of the same trainings (`shared_trainings`), by task.
-        each: the score, 0, of each earlier run of a model, with the noise of two seeds. Where it is pooled, its degrees of freedom are divided by the
-            number of models. It is empty if the noise is stated; then all models and rates have the same noise.
+        drawn: the scores, 0, of the earlier pretraining runs, by number, with the noise of two seeds: of the earlier study, and of the same
+            study with other lost runs (`redrawn_failures`). Where the noise is pooled, its degrees of freedom are divided by the number of
+            models. It is empty if the noise is stated; then all models and rates have the same noise.
         runs, models: number of runs that the noise is estimated from, and of their models; 0 if it is stated.
     """
 
@@ -53,7 +54,7 @@ class TaskNoise:
     pretraining: float | None = None
     together: float = 1.0
     alike: Mapping[str, float] = field(default_factory=dict)
-    each: Sequence[Effect] = ()
+    drawn: Sequence[Mapping[str, Effect]] = ()
     runs: int = 0
     models: int = 0
 
@@ -67,35 +68,46 @@ def noise_of(analysis: Analysis, models: Collection[str] | None = None) -> dict[
     by_task = {}
     counted = [run for run in analysis.models if models is None or run in models]
     pretraining, together = pretraining_noise(analysis.effects, sorted(analysis.families))
+    studies = [analysis.run_effects, *redrawn(analysis)]
     for task in sorted(analysis.families):
-        effects = {
-            run: analysis.run_effects[run, task]
-            for run in counted
-            if (run, task) in analysis.run_effects and not math.isnan(analysis.run_effects[run, task].seeds.error)
-        }
-        if not effects:
+        number = len({analysis.model_of[run] for run in counted if (run, task) in analysis.run_effects})
+        drawn = [
+            {
+                str(place): own
+                for place, run in enumerate(counted)
+                if (own := _of_two_seeds(analysis, effects, run, task, number))
+            }
+            for effects in studies
+        ]
+        each = list(drawn[0].values())
+        if not each:
             continue
-        number, each = len({analysis.model_of[run] for run in effects}), list[Effect]()
-        for run, effect in effects.items():
-            seeds = int(analysis.runs[run, task].present.any(axis=0).sum())
-            freedom = effect.seeds.freedom / (seeds - 1) / (number if effect.pooled else 1)
-            each.append(replace(effect, seeds=estimate(0.0, effect.seeds.error * math.sqrt(seeds / 2), freedom)))
         moved = [
-            parts
-            for pair in combinations(each, 2)
-            if (parts := test_set_noise(list(zip((1.0, -1.0), pair, strict=True))))
+            math.fsum(size for size, _ in parts)
+            for first, second in combinations(each, 2)
+            if (parts := test_set_noise([(1.0, first), (-1.0, second)]))
         ]
         by_task[task] = TaskNoise(
             seeds=math.sqrt(float(np.mean([2 * effect.seeds.error**2 for effect in each]))),
-            test_set=math.sqrt(float(np.median([math.fsum(size for size, _ in parts) for parts in moved] or [0.0]))),
+            test_set=math.sqrt(float(np.median(moved or [0.0]))),
             pretraining=pretraining.get(task),
             together=together,
             alike={other: float(np.mean([effect.alike[other] for effect in each])) for other in each[0].alike},
-            each=each,
-            runs=sum(int(analysis.runs[run, task].present.sum()) for run in effects),
+            drawn=drawn,
+            runs=sum(int(analysis.runs[counted[int(place)], task].present.sum()) for place in drawn[0]),
             models=number,
         )
     return by_task
+
+
+def _of_two_seeds(analysis: Analysis, effects: Effects, run: str, task: str, models: int) -> Effect | None:
+    """Return an entry of `TaskNoise.drawn`; None if the noise is not known."""
+    effect = effects.get((run, task), NO_EFFECT)
+    if math.isnan(effect.seeds.error):
+        return None
+    seeds = int(analysis.runs[run, task].present.any(axis=0).sum())
+    freedom = effect.seeds.freedom / (seeds - 1) / (models if effect.pooled else 1)
+    return replace(effect, seeds=estimate(0.0, effect.seeds.error * math.sqrt(seeds / 2), freedom))
 
 
 def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str, float], float]:
@@ -128,51 +140,36 @@ def pretraining_noise(effects: Effects, tasks: Sequence[str]) -> tuple[dict[str,
     return dict(zip(noises, map(float, deviations), strict=True)), min(1.0, max(0.0, together))
 
 
-def seeds_needed(
-    noise: TaskNoise, difference: float, *, level: float, rates: int, models: int = 2, power: float = POWER
-) -> int | None:
-    """Return the seeds, at least 2, with which tests at this level find a difference on one task with this power.
-
-    Args:
-        rates, models: numbers of learning rates and of models.
-
-    Returns:
-        The number of seeds; None if no number suffices because the test set is too small.
-    """
-    effects, names = planned_effects({"": noise}, 2, rates, models)
-    needed = seeds_or_obstacle(difference, differences(effects, names, [""]), 2, level, power)
-    return needed if isinstance(needed, int) else None
-
-
 def planned_effects(
     noise: Mapping[str, TaskNoise], seeds: int, rates: int, models: int
-) -> tuple[dict[tuple[str, str], Effect], list[str]]:
-    """Return the scores, all 0, of single pretraining runs of equal models in a planned study, by (model, task), and the models' names.
+) -> tuple[Sequence[Effects], list[str]]:
+    """Return the scores, all 0, of single pretraining runs of equal models in planned studies, and the models' names.
 
-    The names are numbers. There are as many as earlier runs, since each pair of these is one that may be planned.
+    The names are numbers. There are as many as earlier runs, since each pair of these is one that may be planned. There are as many studies
+    as were drawn (`TaskNoise.drawn`).
 
     Args:
         seeds, rates, models: numbers of seeds, learning rates and planned models.
     """
-    names = [str(number) for number in range(max([2, *(len(task_noise.each) for task_noise in noise.values())]))]
-    effects = {}
+    drawn = [known for task_noise in noise.values() for known in task_noise.drawn]
+    names = sorted({"0", "1"}.union(*drawn), key=int)
+    most = max([1, *(len(task_noise.drawn) for task_noise in noise.values())])
+    studies: list[dict[tuple[str, str], Effect]] = [{} for _ in range(most)]
     # Each model deviates in a different fold, so that the difference of any two has the variance of the test set.
     count = max(FOLDS, len(names))
     for task, task_noise in noise.items():
         moved = task_noise.test_set * math.sqrt(count / (2 * (count - 1)))
         of_two = estimate(0.0, task_noise.seeds / math.sqrt(2), float(rates))
-        stated = [
-            Effect(
-                of_two, of_two, np.ones(1), 0.0, moved * fold if moved else None, pooled=True, alike=task_noise.alike
-            )
-            for fold in np.eye(len(names), count)
-        ]
-        each = task_noise.each if len(task_noise.each) > 1 else list(task_noise.each) * len(names) or stated
-        for name, effect in zip(names, each, strict=False):
-            freedom = effect.seeds.freedom * (seeds - 1) * (models if effect.pooled else 1)
-            score = estimate(0.0, effect.seeds.error * math.sqrt(2 / seeds) if seeds > 1 else NAN, freedom)
-            effects[name, task] = replace(effect, seeds=score)
-    return effects, names
+        stated = {
+            name: Effect(of_two, of_two, np.ones(1), 0.0, moved * fold if moved else None, True, alike=task_noise.alike)
+            for name, fold in zip(names, np.eye(len(names), count), strict=True)
+        }
+        for study, known in zip(studies, cycle(task_noise.drawn or [stated]), strict=False):
+            for name, effect in (dict.fromkeys(names, *known.values()) if len(known) == 1 else known).items():
+                freedom = effect.seeds.freedom * (seeds - 1) * (models if effect.pooled else 1)
+                score = estimate(0.0, effect.seeds.error * math.sqrt(2 / seeds) if seeds > 1 else NAN, freedom)
+                study[name, task] = replace(effect, seeds=score)
+    return studies, names
 
 
 def over_planned_runs(
@@ -243,26 +240,26 @@ def planned_power(
         difference: the difference to find on each task, as a fraction of 1.
         runs: the pretraining runs of each model; with several, the noise of pretraining is known on all tasks.
     """
-    effects, names = planned_effects(noise, seeds, rates, len(models))
+    studies, names = planned_effects(noise, seeds, rates, len(models))
     of_two, _ = planned_effects(noise, 2, rates, len(models))
     if runs > 1:
-        effects = over_planned_runs(effects, noise, seeds, len(models), runs)
+        studies = [over_planned_runs(studies[0], noise, seeds, len(models), runs)]
     level = holm_level("task", families, len(models), 0.95)
     needed: dict[str, int | None] = {}
     runs_needed: dict[str, int | None] = {}
     floors = {}
-    for task, task_noise in noise.items():
-        pairs = differences(effects, names, [task])
-        floors[task] = found_at_best(differences(of_two, names, [task]), level)
-        if runs == 1:
-            needed[task] = seeds_needed(task_noise, difference, level=level, rates=rates, models=len(models))
-            continue
-        counts = (seeds_or_obstacle(difference, pairs, seeds, level), runs_or_obstacle(difference, pairs, runs, level))
-        needed[task], runs_needed[task] = (count if isinstance(count, int) else None for count in counts)
+    for task in noise:
+        pairs, pairs_of_two = (differences(drawn, names, [task]) for drawn in (studies, of_two))
+        floors[task] = found_at_best(pairs_of_two, level)
+        counts = [seeds_or_obstacle(difference, *((pairs_of_two, 2) if runs == 1 else (pairs, seeds)), level)]
+        if runs > 1:
+            counts.append(runs_or_obstacle(difference, pairs, runs, level))
+        for by_task, count in zip((needed, runs_needed), counts, strict=False):
+            by_task[task] = count if isinstance(count, int) else None
     return PlannedPower(
         needed=needed,
         floors=floors,
-        smallest=smallest_differences(effects, names, families, compared=len(models)),
+        smallest=smallest_differences(studies, names, families, compared=len(models)),
         runs=runs,
         runs_needed=runs_needed,
     )

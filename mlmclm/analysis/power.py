@@ -66,7 +66,7 @@ def mean_power(counts: Mapping[Test, int], level: float) -> Callable[[float], fl
 
 
 def smallest_differences(
-    effects: Effects,
+    studies: Sequence[Effects],
     models: Sequence[str],
     families: dict[str, str],
     confidence: float = 0.95,
@@ -75,7 +75,8 @@ def smallest_differences(
 ) -> dict[str, float]:
     """Return the true difference found with `POWER` on average over the pairs of models, by task and for the mean over tasks.
 
-    It is for a test at the level of the first step of the correction (`holm_level`), and NaN where the noise is not known.
+    Several studies may be given: the same with other luck. It is for a test at the level of the first step of the correction
+    (`holm_level`), and NaN where the noise is not known.
 
     Args:
         compared: the number of models in the correction, by default that of `models`.
@@ -84,15 +85,16 @@ def smallest_differences(
     for kind, scope, tasks in scopes(families):
         if kind != "family":
             level = holm_level(kind, families, compared or len(models), confidence)
-            wholes = (contrast.whole for contrast in differences(effects, models, tasks))
+            wholes = (contrast.whole for contrast in differences(studies, models, tasks))
             smallest[scope] = difference_found(((whole.error, whole.freedom) for whole in wholes), level)
     return smallest
 
 
-def differences(effects: Effects, models: Sequence[str], tasks: Sequence[str]) -> list[Contrast]:
-    """Return the difference of each pair of models that have scores on all of some tasks, in their mean over these."""
+def differences(studies: Sequence[Effects], models: Sequence[str], tasks: Sequence[str]) -> list[Contrast]:
+    """Return the differences of each study's pairs of models that have scores on all of some tasks, in their means over these."""
     return [
         mean_difference(effects, pair, tasks)
+        for effects in studies
         for pair in itertools.combinations(models, 2)
         if all((model, task) in effects for model in pair for task in tasks)
     ]

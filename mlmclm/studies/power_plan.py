@@ -191,7 +191,7 @@ def _in_points(known: KnownNoise) -> dict[str, Any]:
     noise = known.noise
     points = {"seeds": 100 * noise.seeds, "test_set": 100 * noise.test_set}
     points |= {} if noise.pretraining is None else {"pretraining": 100 * noise.pretraining}
-    return {name: value for name, value in vars(noise).items() if name != "each"} | points
+    return {name: value for name, value in vars(noise).items() if name != "drawn"} | points
 
 
 def _noise_text(task: str, known: KnownNoise) -> str:

@@ -19,15 +19,29 @@ from mlmclm.analysis.planned_power import (
     PlannedPower,
     TaskNoise,
     noise_of,
+    planned_effects,
     planned_power,
     pretraining_noise,
-    seeds_needed,
 )
-from mlmclm.analysis.power import smallest_difference, smallest_differences
+from mlmclm.analysis.power import (
+    POWER,
+    Obstacle,
+    differences,
+    seeds_or_obstacle,
+    smallest_difference,
+    smallest_differences,
+)
 from mlmclm.analysis.replicates import over_replicates
 from mlmclm.results.intervals import estimate
 
 FAMILIES = {"rte": "classification", "mnli": "classification", "squad": "qa"}
+
+
+def seeds_needed(
+    noise: TaskNoise, difference: float, *, level: float, rates: int, power: float = POWER
+) -> int | Obstacle:
+    studies, names = planned_effects({"": noise}, 2, rates, 2)
+    return seeds_or_obstacle(difference, differences(studies, names, [""]), 2, level, power)
 
 
 @pytest.mark.parametrize(("noise", "power", "level"), [(0.01, 0.8, 0.05), (0.03, 0.9, 0.05), (0.02, 0.8, 0.05 / 18)])
@@ -40,7 +54,7 @@ def test_with_one_rate_the_seeds_are_those_of_statsmodels_t_test(noise: float, p
 def test_with_a_test_set_and_several_rates_the_power_is_that_of_the_noncentral_t() -> None:
     noise, level = TaskNoise(0.02, test_set=0.004), 0.01
     found = seeds_needed(noise, 0.03, level=level, rates=4)
-    assert found is not None
+    assert isinstance(found, int)
 
     def power(seeds: int) -> float:
         own, fixed = 2 * 0.02**2 / seeds, 0.004**2
@@ -49,7 +63,7 @@ def test_with_a_test_set_and_several_rates_the_power_is_that_of_the_noncentral_t
         return float(stats.nct.sf(critical, freedom, 0.03 / math.sqrt(own + fixed)))
 
     assert power(found) >= 0.8 > power(found - 1)
-    assert seeds_needed(TaskNoise(0.02, test_set=0.02), 0.03, level=level, rates=4) is None, (
+    assert seeds_needed(TaskNoise(0.02, test_set=0.02), 0.03, level=level, rates=4) == "test sets", (
         "the test set alone hides it"
     )
 
@@ -82,7 +96,7 @@ def test_a_planted_difference_is_found_with_the_power_that_the_seeds_are_for() -
     """2,000 studies of two models at one rate, whose noise is planted, by Student's test."""
     noise, difference, level = TaskNoise(0.02), 0.02, holm_level("task", FAMILIES, 3, 0.95)
     seeds = seeds_needed(noise, difference, level=level, rates=1)
-    assert seeds is not None
+    assert isinstance(seeds, int)
     one, other = np.random.default_rng(0).normal(0, noise.seeds, (2, 2000, seeds))
     power = float((stats.ttest_ind(one + difference, other, axis=1).pvalue < level).mean())
     assert 0.77 <= power <= 0.84
@@ -98,7 +112,7 @@ def test_seeds_by_a_pilot_find_the_difference_and_keep_the_error_of_the_test() -
             pilot = math.sqrt(scores[..., :3].var(axis=-1, ddof=1).mean())
             key = round(pilot, 3)
             if key not in asked:
-                asked[key] = seeds_needed(TaskNoise(key), lead, level=level, rates=rates) or 20
+                asked[key] = int(seeds_needed(TaskNoise(key), lead, level=level, rates=rates))
             seeds = min(20, max(3, asked[key]))
             used = scores[..., :seeds]
             variance = used.var(axis=-1, ddof=1).mean(axis=1)
@@ -125,7 +139,7 @@ def test_noise_is_found_again_in_results_that_have_it() -> None:
     assert found["pydocs-kind"].seeds == pytest.approx(0.01, rel=0.2)
     assert found["pydocs-qa"].seeds == pytest.approx(0.03, rel=0.2)
     assert found["pydocs-qa"].models == 6 and found["pydocs-qa"].runs == 36 and found["pydocs-qa"].test_set == 0
-    assert all(effect.pooled for effect in found["pydocs-kind"].each), "noise is alike for all models"
+    assert all(effect.pooled for effect in found["pydocs-kind"].drawn[0].values()), "noise is alike for all models"
     assert noisy((1e-4, 1e-3, 1e-2))["pydocs-qa"].seeds > 0.03, "rates two points apart are chosen by accident"
     assert noise_of(analyse(synthetic_results({"a": 0.7, "b": 0.6}, tasks=("pydocs-kind",), seeds=1))) == {}
 
@@ -155,6 +169,29 @@ def test_a_plan_says_what_repeated_studies_find_where_rates_are_unequally_noisy(
             planned["all" if scope == ALL_TASKS else "task"].append(value)
     for kind, leads in found.items():
         assert np.median(planned[kind]) == pytest.approx(np.quantile(leads, 0.8), rel=0.1), kind
+
+
+def losing(lost: bool) -> Analysis:
+    """Analyse a study of four models, each of which may have lost one of its three runs at the best of two rates."""
+    results = synthetic_results(dict.fromkeys("abcd", 0.7), tasks=("rte",), rates=(1e-4, 1e-3), noise=0.01)
+    for result in results:
+        if result["learning_rate"] == 1e-4:
+            result["scores"]["validation"]["accuracy"] -= 0.03
+            result["scores"]["test"]["accuracy"] -= 0.03
+        elif lost and result["seed"] == "abcd".index(result["model"]) % 3:
+            result |= {"status": "diverged", "scores": None, "diverged_step": 7}
+    return analyse(results)
+
+
+def test_a_plan_of_the_same_study_is_its_report_except_that_other_runs_may_be_lost() -> None:
+    """No model lost its choice, but each may by losing two of three runs at its best rate; three points are then at stake."""
+    for lost in (False, True):
+        analysis = losing(lost)
+        plans = [
+            planned_power(noise_of(analysis), {"rte": ""}, "abcd", 3, 2, 0.1).smallest["rte"] / analysis.smallest["rte"]
+            for _ in range(2)
+        ]
+        assert plans[0] == plans[1] and (1.2 < plans[0] < 5 if lost else plans[0] == pytest.approx(1.0))
 
 
 def test_a_plan_knows_which_tasks_share_their_trainings() -> None:
@@ -225,5 +262,5 @@ def test_the_smallest_difference_is_that_from_the_baseline_if_there_is_one_other
     results = synthetic_results({"a": 0.7, "b": 0.6, "c": 0.5}, tasks=("rte",), noise=0.01)
     two = [each for each in results if each["model"] != "c"]
     assert analyse(two, "a").smallest == analyse(two).smallest and analyse(two).smallest["rte"] > 0
-    others = smallest_differences(analyse(results).effects, ["b", "c"], {"rte": ""})
+    others = smallest_differences([analyse(results).effects], ["b", "c"], {"rte": ""})
     assert analyse(results, "a").smallest == others
