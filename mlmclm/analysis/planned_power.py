@@ -249,11 +249,15 @@ def planned_power(
     runs_needed: dict[str, int | None] = {}
     floors = {}
     for task in noise:
-        pairs, pairs_of_two = (differences(drawn, names, [task]) for drawn in (studies, of_two))
-        floors[task] = found_at_best(pairs_of_two, level)
-        counts = [seeds_or_obstacle(difference, *((pairs_of_two, 2) if runs == 1 else (pairs, seeds)), level)]
+        pairs = differences(of_two, names, [task])
+        floors[task] = found_at_best(pairs, level)
+        counts = [seeds_or_obstacle(difference, pairs, 2, level)]
         if runs > 1:
-            counts.append(runs_or_obstacle(difference, pairs, runs, level))
+            pairs = differences(studies, names, [task])
+            counts = [
+                seeds_or_obstacle(difference, pairs, seeds, level),
+                runs_or_obstacle(difference, pairs, runs, level),
+            ]
         for by_task, count in zip((needed, runs_needed), counts, strict=False):
             by_task[task] = count if isinstance(count, int) else None
     return PlannedPower(

@@ -25,8 +25,8 @@ from mlmclm.results.measures import Array
 if TYPE_CHECKING:
     from mlmclm.analysis.analyse import Analysis
 
-DRAWS, MOST = 12, 2_000
-"""Number of draws, and most (model, task) of all draws together, which take four seconds."""
+DRAWS, MOST = 12, 1_500
+"""Number of draws, and most (model, task) of all draws together, which take three seconds."""
 STUDIES = 400
 """Simulated studies of each (model, task); the 4,000 of an analysis take too long, and differ by 2 % from these."""
 
