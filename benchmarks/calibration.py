@@ -359,7 +359,7 @@ def counted(scenario: Scenario, number: int) -> Counts:
 
 
 def _planned(analysis: Analysis, scenario: Scenario) -> tuple[float, float]:
-    """Return the differences that a plan states for 80 % power, as a dry run does after a first study (`Counts.planned`)."""
+    """Return what a plan states for 80 % power after a first study (`Counts.planned`), like `needs` over all pairs and tasks."""
     noise = noise_of(analysis)
     if noise.keys() != set(analysis.families):
         return math.nan, math.nan
@@ -551,8 +551,9 @@ def main(
         f"`python -m benchmarks.calibration --studies {studies}`, {date.today():%d %B %Y}, {machine()}.",
         "",
         "Studies of equal models; nominal coverage .95, false claims at most .05. `needs` is the difference in points that 80 % of the studies "
-        "find; `planned` is what a plan says after one such study (median), and `power` is measured there. The chosen runs' test scores are "
-        "compared by Welch's test and by a mixed model too, which know nothing of the choice, of lost runs and of test examples; each takes 5 % for "
+        "find; `planned` is what a plan says after one such study (median), over all pairs and tasks too, and `power` is measured there. The "
+        "chosen runs' test scores are compared by Welch's test and by a mixed model too, which know nothing of the choice, of lost runs and "
+        "of test examples; each takes 5 % for "
         "the mean, and 5 % for the tasks.",
         "",
         "| rule | seeds | kind | studies | score / fresh covered | task / mean covered | studies that claim | needs: task / mean "
