@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import linecache
 import os
 import re
@@ -23,7 +22,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.plans.names import parse_name as parse_name
 from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
-from mlmclm.registry import KINDS, shipment
+from mlmclm.registry import KINDS
 from mlmclm.schedules.decay import DECAYS, finetuning_rate
 from mlmclm.tasks.declared_tasks import get_task, task_names
 from registered_members import Root
@@ -251,25 +250,6 @@ def test_a_task_is_registered_and_declared_like_one_in_a_file() -> None:
     sst2 = get_task("sst2")
     mlmclm.register("task", "mine", sst2.model_copy(update={"name": "mine"}))
     assert get_task("mine").source == sst2.source
-
-
-def test_a_process_that_receives_a_shipment_has_its_members_and_their_keys(tmp_path: Path) -> None:
-    """The sender's modules need not be there: they are sent as texts."""
-    program = f"""
-import sys
-from ray import cloudpickle
-sys.path.insert(0, {str(tmp_path)!r})
-import even_here
-from mlmclm.registry import KINDS, shipment
-sys.stdout.buffer.write(cloudpickle.dumps((shipment(), KINDS["objective"].keyed("even"))))
-"""
-    (tmp_path / "even_here.py").write_text(EVEN)
-    sent = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
-    cloudpickle = importlib.import_module("ray.cloudpickle")
-    _, keyed = cloudpickle.loads(sent)
-    assert KINDS["objective"].keyed("even") == keyed
-    assert KINDS["objective"]["even"].parse("even10").hidden_share == 0.1
-    assert [entry.name for _, entry in shipment().members] == ["even"]
 
 
 def test_import_mlmclm_and_help_are_quick_because_members_are_found_when_they_are_needed() -> None:

@@ -35,12 +35,12 @@ def files_to_upload(folder: Path) -> dict[str, int]:
     return {name: path.stat().st_size for name, path in files if not fnmatch(name, DECODER)}
 
 
-def check_repository(repository: str) -> None:
+def check_repository(repository: str, *, option: str = "--push-to-hub") -> None:
     """Raise a `UserError` that says why if no repository can have this name."""
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UserError(f"--push-to-hub {repository}: {one_line(error)}") from error
+        raise UserError(f"{option} {repository}: {one_line(error)}") from error
 
 
 def check_access() -> None:

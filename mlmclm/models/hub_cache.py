@@ -12,7 +12,6 @@ A commit is a hash of paths and contents, so the same files are the same commit 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -26,8 +25,12 @@ class CachedRepository:
     """One repository in such a cache folder."""
 
     def __init__(self, cache: Path, repository: str) -> None:
-        """Name a repository; nothing is written yet. Raise a `UserError` if the name is not OWNER/NAME (`check_name`)."""
-        check_name(repository)
+        """Name a repository; nothing is written yet. Raise a `UserError` if the name is not OWNER/NAME."""
+        from mlmclm.models.hub import check_repository
+
+        check_repository(repository, option="--repository")
+        if "/" not in repository:
+            raise UserError(f"--repository {repository}: expected OWNER/NAME")
         self.name = repository
         self.folder = cache / f"models--{repository.replace('/', '--')}"
 
@@ -94,15 +97,3 @@ def repositories_of(repository: str, *, decoder: bool) -> tuple[str, ...]:
     One repository would load as one of the two only, because transformers looks for a model at its root.
     """
     return (repository, f"{repository}-encoder") if decoder else (repository,)
-
-
-def check_name(repository: str) -> None:
-    """Raise a `UserError` that says what is allowed unless this is OWNER/NAME."""
-    part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-    if re.fullmatch(f"{part}/{part}", repository) is None or "--" in repository or ".." in repository:
-        raise UserError(
-            f"--repository {repository!r}: expected OWNER/NAME, each of letters, digits, '-', '_' and '.', without '--' or '..', "
-            "and with a letter or digit at both ends."
-        )
-    if len(repository) > 96:
-        raise UserError(f"--repository {repository!r}: {len(repository)} characters; the Hub takes 96 at most.")

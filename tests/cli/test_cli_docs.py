@@ -61,7 +61,7 @@ NOT_RUN = {
     r"pip install|scripts/install\.sh|pre-commit|mlmclm --install": "installs",
     r"mlmclm (up|down|status|tracking ui)\b": "serves until it is ended: tests/service and test_cli_shutdown.py run it",
     r"python -m benchmarks\.(?!scale)": "takes minutes to hours",
-    r"python -m pytest|\.venv/bin/lint-imports": "is part of this suite",
+    r"python -m pytest|\.venv/bin/lint-imports": "is this suite, or a part of make lint",
 }
 """Commands of which only files and options are checked, and why."""
 COMPUTES = r"mlmclm (study|pretrain|finetune|sweep (?!status|cells|retry|--help)|replicate|bundle verify)"

@@ -298,11 +298,10 @@ def test_mistakes_are_said(finished_study: Any, tmp_path: Path, run_apart: Run) 
         (own, "1m-clm-3O", (), "unknown model '1m-clm-3O'. Did you mean '1m-clm-30'?"),
         (own, "1m-untrained", (), "an untrained model has no state"),
         (own, CAUSAL, ("--step", "5"), "leave out --step"),
-        (own, CAUSAL, ("--repository", "name"), "--repository 'name': expected OWNER/NAME"),
-        (own, CAUSAL, ("--repository", "a/b/c"), "expected OWNER/NAME"),
-        (own, CAUSAL, ("--repository", "../b"), "expected OWNER/NAME"),
-        (own, CAUSAL, ("--repository", "a/b--c"), "expected OWNER/NAME"),
-        (own, CAUSAL, ("--repository", f"a/{'b' * 95}"), "97 characters"),
+        (own, CAUSAL, ("--repository", "name"), "--repository name: expected OWNER/NAME"),
+        (own, CAUSAL, ("--repository", "a/b/c"), "--repository a/b/c: Repo id must be in the form"),
+        (own, CAUSAL, ("--repository", "../b"), "--repository ../b: "),
+        (own, CAUSAL, ("--repository", "a/b--c"), "--repository a/b--c: Cannot have -- or .."),
         (own, MASKED, ("--repository", f"mlmclm/{CAUSAL}"), "has the weights of another model"),
     ):  # fmt: skip
         code, _, errors = run_apart("export", file, model, "--revisions", *places, "--to", kept, *more)
