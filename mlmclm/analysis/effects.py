@@ -134,8 +134,11 @@ def effect(runs: Runs, fit: Fit, rule: Rule, *, folds: Array | None = None, stud
     # Rates may be unequally noisy, so the noise at the rates that simulations chose is scaled to that of the rates really chosen.
     between, noise = targets.var(ddof=1), np.nan_to_num(fit.deviations[1] ** 2)
     picked_noise = max(0.0, scores.var(ddof=1) - between) * (noise @ taken) / (noise @ chosen)
-    # Picked runs vary less than fresh ones, but the bias that is subtracted is an estimate, so here the noise is that of fresh runs.
+    # The bias that is subtracted is the better known, the less the rates differ (in simulations about as here), unless test scores choose.
     fresh_noise = float(noise @ taken) / len(seeds)
+    if rule != "on_test":
+        doubt = between if rule == "per_seed" else 2 * between
+        fresh_noise = max(picked_noise, min(fresh_noise, picked_noise + doubt))
     freedom = freedom_of(fit, taken)
     error, fresh_error = (max(math.sqrt(between + noise), moved) for noise in (picked_noise, fresh_noise))
     return Effect(

@@ -4,6 +4,10 @@ A few seeds say little about a variance. So the variances of a task are pooled o
 that models, or rates, differ: Bartlett's (1937), whose statistics are added over the tasks of the study. Where both differ, a variance is
 a factor of the model times one of the rate. A single variance that an F test shows to be larger than the pooled one is not pooled: its
 rate may be the best, and would make the others seem noisier.
+
+Both tests assume normal noise. With heavy tails, variances vary more by chance, and the tests would leave the largest ones to themselves,
+so that the others become too small. So they are corrected by how much more the variances vary than normal noise and factors of models and
+rates explain (`Unequal.excess`; Box 1953), and the pooled variances have so many times fewer degrees of freedom.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ UNEQUAL = 0.05
 """P value of the test below which the variances of models, or of rates, count as unequal."""
 NOISIER = 0.995
 """Level of the F test from which on a single variance is not pooled; it is high, as leaving out variances by chance makes the others too small."""
+HEAVY = 0.01
+"""P value of the test below which variances vary more than those of normal noise."""
 ROUNDS = 20
 """Number of iterations that find the factors of models and rates."""
 
@@ -32,22 +38,44 @@ class Variances(NamedTuple):
 
 
 class Unequal(NamedTuple):
-    """Whether the variances of a study's models, and of its learning rates, are unequal."""
+    """Whether the variances of a study's models, and of its learning rates, are unequal, and how many times more they vary than with normal noise."""
 
     models: bool
     rates: bool
+    excess: float = 1.0
+
+    @property
+    def both(self) -> bool:
+        """Whether the variances of models and of rates are unequal."""
+        return self.models and self.rates
 
 
 def unequal(tasks: Sequence[Variances]) -> Unequal:
     """Test whether the variances of the models, and of the rates, on some tasks are unequal."""
-    verdicts = []
+    verdicts, excess = [], _excess(tasks)
     for axis in (1, 0):
         parts = [
             bartlett((task.freedom * np.nan_to_num(task.values)).sum(axis), task.freedom.sum(axis)) for task in tasks
         ]
         statistic, degrees = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0)
-        verdicts.append(bool(degrees and special.chdtrc(degrees, statistic) < UNEQUAL))
-    return Unequal(*verdicts)
+        verdicts.append(bool(degrees and special.chdtrc(degrees, statistic / excess) < UNEQUAL))
+    return Unequal(*verdicts, excess)
+
+
+def _excess(tasks: Sequence[Variances]) -> float:
+    """Return how many times more the variances vary than those of normal noise; 1 if they are not shown to.
+
+    It is judged by their cube roots around factors of models and rates, which show about its square root.
+    """
+    total, degrees = 0.0, 0
+    for task in tasks:
+        use = task.freedom > 0
+        ratios = task.values[use] / _fitted(task.values, task.freedom, Unequal(True, True)).values[use]
+        # The cube root of a chi-square variate is nearly normal, with these moments (Wilson and Hilferty 1931).
+        spread = 2 / (9 * task.freedom[use])
+        total += float(((np.cbrt(ratios) - 1 + spread) ** 2 / spread).sum())
+        degrees += int(use.sum() - use.any(axis=0).sum() - use.any(axis=1).sum() + use.any())
+    return (total / degrees) ** 2 if degrees > 0 and special.chdtrc(degrees, total) < HEAVY else 1.0
 
 
 def bartlett(squares: Array, freedom: Array) -> tuple[float, int]:
@@ -72,12 +100,15 @@ def pooled(task: Variances, unlike: Unequal) -> Variances:
     rest = fitted.freedom - task.freedom
     with np.errstate(invalid="ignore", divide="ignore"):
         others = (fitted.freedom * fitted.values - task.freedom * np.nan_to_num(task.values)) / rest
-        if all(unlike):  # a single variance is a small part of what its factors are based on
+        if unlike.both:  # a single variance is a small part of what its factors are based on
             others, rest = fitted.values, fitted.freedom
         ratio = task.values / np.maximum(others, 0.0)
-        alone = (rest > 0) & (ratio > special.fdtri(task.freedom, np.maximum(rest, 1), NOISIER))
+        degrees = task.freedom / unlike.excess, np.maximum(rest, 1) / unlike.excess
+        alone = (rest > 0) & (ratio > special.fdtri(*degrees, NOISIER))
     common = _fitted(task.values, np.where(alone, 0.0, task.freedom), unlike)
-    return Variances(np.where(alone, task.values, common.values), np.where(alone, task.freedom, common.freedom))
+    return Variances(
+        np.where(alone, task.values, common.values), np.where(alone, task.freedom, common.freedom / unlike.excess)
+    )
 
 
 def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
@@ -86,7 +117,7 @@ def _fitted(values: Array, freedom: Array, unlike: Unequal) -> Variances:
     total = float(freedom.sum())
     by_model, by_rate = (freedom.sum(axis=axis, keepdims=True) for axis in (1, 0))
     level, ratios = np.full((len(values), 1), squares.sum() / max(total, 1.0)), np.ones((1, values.shape[1]))
-    for _ in range(ROUNDS if all(unlike) else 1):
+    for _ in range(ROUNDS if unlike.both else 1):
         if unlike.models:
             level = np.where(
                 by_model > 0, (squares / ratios).sum(axis=1, keepdims=True) / np.maximum(by_model, 1), level

@@ -124,11 +124,16 @@ def fit_tasks(tasks: Sequence[Mapping[str, Runs]]) -> list[dict[str, Fit]]:
     fits: list[dict[str, Fit]] = []
     for models, task_moments, task_rates, task in zip(tasks, moments, rates, splits, strict=True):
         variances = [pooled(*split) for split in zip(task, unlike, strict=True)]
+        # All runs that a model's variances are based on. At equally noisy rates, the variance is one estimate.
+        bases = task[1].freedom.sum(axis=1) if unlike[1].models else np.full(len(models), task[1].freedom.sum())
+        bases = bases / unlike[1].excess if unlike[1].rates else np.zeros(len(models))
         fits.append({})
         for row, (name, runs) in enumerate(models.items()):
             at = row, [task_rates.index(rate) for rate in runs.rates]
             placed = [Variances(split.values[at], split.freedom[at]) for split in variances]
-            fits[-1][name] = _fit(runs, task_moments[name], placed, shared, pooled=not unlike[1].models)
+            fits[-1][name] = _fit(
+                runs, task_moments[name], placed, shared, float(bases[row]), pooled=not unlike[1].models
+            )
     return fits
 
 
@@ -183,15 +188,21 @@ def _shared(runs: Runs, means: Array) -> tuple[float, int]:
     return (total / pairs, pairs) if pairs else (0.0, 0)
 
 
-def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: float, *, pooled: bool) -> Fit:
-    """Fit the noise of one model, given the pooled variances, [R], of validation and test scores."""
+def _fit(
+    runs: Runs, moments: Moments, variances: Sequence[Variances], shared: float, base: float, *, pooled: bool
+) -> Fit:
+    """Fit the noise of one model, given the pooled variances, [R], of validation and test scores.
+
+    Args:
+        base: degrees of freedom of the test variances at all rates together, if they are not those at a single one.
+    """
     means, _, freedom = moments
     learned = runs.learned
     # Equal scores show no noise, so a model whose scores are all equal, such as a perfect one, counts as noisy as the others.
     known = bool((freedom[1] > 0).any() and np.nansum(variances[1].values) > 0)
     # Rates share seeds, so their variances are not independent: together they have fewer degrees of freedom than their sum.
     number = max(1, int((freedom[1] > 0).sum()))
-    upper = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=0.0)) / (1 + (number - 1) * shared**2)
+    upper = float(np.max(variances[1].freedom, where=freedom[1] > 0, initial=base)) / (1 + (number - 1) * shared**2)
     residuals = [
         np.where(learned, split - mean[:, None], 0.0)
         for split, mean in zip((runs.validation, runs.test), means, strict=True)
@@ -210,10 +221,14 @@ def _fit(runs: Runs, moments: Moments, variances: Sequence[Variances], shared: f
 
 
 def freedom_of(fit: Fit, weights: Array) -> float:
-    """Return the degrees of freedom of a weighted sum of the rates' variances (Satterthwaite), at most `Fit.freedom`.
+    """Return the degrees of freedom of a weighted sum of the rates' variances (Satterthwaite).
+
+    Each is a factor with `Fit.freedom` that all rates have in common, times one of the rate.
 
     Args:
         weights: [R].
     """
-    parts = (weights * np.nan_to_num(fit.deviations[1] ** 2))[weights > 0]
-    return float(min(fit.freedom, parts.sum() ** 2 / (parts**2 / fit.degrees[weights > 0]).sum()))
+    parts = weights * np.nan_to_num(fit.deviations[1] ** 2)
+    used = weights > 0
+    of_rates = ((parts[used] / parts.sum()) ** 2 * (1 / fit.degrees[used] - 1 / fit.freedom)).sum()
+    return float(1 / (1 / fit.freedom + of_rates))

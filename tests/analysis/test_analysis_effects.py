@@ -15,8 +15,8 @@ from scipy import stats
 from mlmclm.analysis.contrasts import mean_difference
 from mlmclm.analysis.effects import Effect, effect, fold_scores
 from mlmclm.analysis.model_runs import Runs, runs_of
-from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, pooled
-from mlmclm.analysis.seed_noise import Fit, fit_tasks
+from mlmclm.analysis.pooled_variances import Unequal, Variances, bartlett, pooled, unequal
+from mlmclm.analysis.seed_noise import Fit, fit_tasks, freedom_of
 from mlmclm.analysis.selection import picked_cells
 from mlmclm.analysis.simulated_choices import choose
 from mlmclm.results.intervals import Estimate
@@ -107,14 +107,17 @@ def test_the_noise_of_a_score_is_that_of_the_rate_that_was_taken() -> None:
     assert noisy.seeds.error / quiet.seeds.error == pytest.approx(4, rel=0.05)
 
 
-def test_a_fresh_run_varies_more_than_a_picked_one() -> None:
-    """Its interval was that of the picked ones."""
+@pytest.mark.parametrize("rule", ["mean", "on_test"])
+def test_a_fresh_run_s_score_is_as_uncertain_as_the_picked_one_s_if_its_bias_is_known(rule: Rule) -> None:
+    """Its interval was wide enough for any curve where rates don't differ, and covered .99."""
     draws = np.random.default_rng(17)
     common, own = draws.standard_normal((2, 100_000, 6))  # means over seeds, in their standard errors
     picked = (0.9 * common + math.sqrt(1 - 0.9**2) * own)[np.arange(len(own)), common.argmax(axis=1)].var()
-    found = effect(*flat((1,) * 6, 0.9), "mean", studies=8_000)
+    correlation = 1.0 if rule == "on_test" else 0.9
+    picked = common.max(axis=1).var() if rule == "on_test" else picked
+    found = effect(*flat((1,) * 6, correlation), rule, studies=8_000)
     assert 3 * found.seeds.error**2 == pytest.approx(picked, rel=0.05)
-    assert 3 * found.fresh.error**2 == pytest.approx(1, rel=0.05)
+    assert 3 * found.fresh.error**2 == pytest.approx(1 if rule == "on_test" else picked, rel=0.05)
 
 
 def test_means_that_are_equal_up_to_rounding_go_to_the_smaller_rate() -> None:
@@ -221,6 +224,34 @@ def test_a_rate_that_is_noisier_than_the_others_stands_for_itself() -> None:
     variances, freedom = np.asarray([[1.0, 1.2, 0.8, 30.0]]), np.full((1, 4), 2.0)
     found = pooled(Variances(variances, freedom), Unequal(models=False, rates=False))
     assert found.values.tolist() == [[1, 1, 1, 30]] and found.freedom.tolist() == [[6, 6, 6, 2]]
+
+
+def test_heavy_tails_are_no_unequal_variances() -> None:
+    draws, found = np.random.default_rng(22), dict[str, list[Unequal]]()
+    for noise in ("normal", "skewed"):
+        for _ in range(40):
+            scores = draws.standard_normal((4, 4, 5, 5))  # tasks, models, rates, seeds
+            variances = (np.exp(0.8 * scores) if noise == "skewed" else scores).var(axis=-1, ddof=1)
+            found.setdefault(noise, []).append(unequal([Variances(own, np.full((4, 5), 4.0)) for own in variances]))
+    assert np.mean([each.excess > 1 for each in found["normal"]]) < 0.1
+    assert np.mean([each.excess > 2 for each in found["skewed"]]) > 0.8
+    assert all(np.mean([each[side] for each in own]) < 0.4 for own in found.values() for side in (0, 1))
+    all_equal = Variances(np.ones((4, 5)), np.full((4, 5), 4.0))
+    heavy = pooled(all_equal, Unequal(models=False, rates=False, excess=4.0))
+    assert heavy.freedom[0, 0] == 80 / 4 and heavy.values[0, 0] == 1
+
+
+@pytest.mark.parametrize("models", [1.0, 3.0])
+def test_variances_at_several_rates_have_the_degrees_of_freedom_with_which_they_vary(models: float) -> None:
+    """Whatever number of rates they were from, they had those of a single one."""
+    draws, weights, found, said = np.random.default_rng(23), np.full(6, 1 / 6), [], []
+    for _ in range(250):
+        runs = task(draws, 3, 0.0, spread=[1, 8, 1, 8, 1, 8])
+        scaled = {name: replace(own, test=own.test * models**number) for number, (name, own) in enumerate(runs.items())}
+        fit = fit_tasks([scaled])[0]["m0"]
+        found.append(float(weights @ fit.deviations[1] ** 2))
+        said.append(freedom_of(fit, weights))
+    assert np.median(said) == pytest.approx(2 * np.mean(found) ** 2 / np.var(found), rel=0.35)
 
 
 @pytest.mark.parametrize("models", [False, True])
