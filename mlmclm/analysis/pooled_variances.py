@@ -59,7 +59,8 @@ def unequal(tasks: Sequence[Variances]) -> Unequal:
         ]
         statistic, degrees = (sum(values) for values in zip(*parts, strict=True)) if parts else (0.0, 0)
         verdicts.append(bool(degrees and special.chdtrc(degrees, statistic / excess) < UNEQUAL))
-    return Unequal(*verdicts, excess)
+    models, rates = verdicts
+    return Unequal(models, rates, excess)
 
 
 def _excess(tasks: Sequence[Variances]) -> float:
