@@ -26,7 +26,7 @@ def sync(
     task_dir: options.TaskDir = None,
     to: Annotated[
         str | None,
-        Option(metavar="NAME", help="Another tracker: `tensorboard`, `wandb`, or one of your own."),
+        Option(metavar="NAME", help="Another tracker: `tensorboard`, `trackio`, `wandb`, or one of your own."),
     ] = None,
     follow: Annotated[
         bool, Option("--follow", help="If another process is running the study, go on until that has ended.")

@@ -316,7 +316,7 @@ class Study:
             rule: as in `Results.by_rule`.
             to: the folder to write; by default the study's own in the store, unless it is read-only.
             track: whether to write to MLflow what it lacks of the study; or the sink that gets all of it: `tensorboard`,
-                `wandb`, or one of your own.
+                `trackio`, `wandb`, or one of your own.
 
         Raises:
             UserError: `track` is given and another process works on the study, which writes its runs itself.

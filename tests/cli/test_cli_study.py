@@ -146,7 +146,7 @@ def test_a_sink_of_another_package_gets_every_run_that_mlflow_has(
             assert (code, output) == (0, ""), errors
         assert f"lines: cat {store}/tracking/lines/small" in errors
         for name, message in {
-            "lins": "unknown sink 'lins'. Did you mean 'lines'? Allowed: tensorboard, wandb, lines, needy.",
+            "lins": "unknown sink 'lins'. Did you mean 'lines'? Allowed: tensorboard, trackio, wandb, lines, needy.",
             "needy": "The sink needy needs the package no_such_package, which is not installed.",
         }.items():
             code, _, errors = run_apart(*command, name)

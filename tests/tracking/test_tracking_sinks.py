@@ -146,3 +146,24 @@ def test_wandb_has_each_run_once_with_its_history_offline(tmp_path: Path) -> Non
 def visible(values: dict[str, Any]) -> dict[str, Any]:
     """Values without those of a tool itself."""
     return {name: value for name, value in values.items() if name[0] != "_"}
+
+
+READER = """
+import json, trackio
+from trackio.sqlite_storage import SQLiteStorage
+runs = trackio.Api().runs("study")
+print(json.dumps([[run.name, run.config, SQLiteStorage.get_logs("study", run.name)] for run in runs]))
+"""
+
+
+def test_trackio_has_each_run_once_with_its_history(tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="trackio is not installed: it needs an older pillow than constraints.txt has")
+    variables = {**os.environ, "TRACKIO_DIR": str(written("trackio", tmp_path))}
+    read = subprocess.run([sys.executable, "-c", READER], env=variables, capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr
+    found = json.loads(read.stdout)
+    assert sorted(name for name, *_ in found) == sorted(SETTINGS)
+    for name, config, logs in found:
+        assert visible(config) == SETTINGS[name]
+        kept = [(log.pop("step"), {key: value for key, value in log.items() if key != "timestamp"}) for log in logs]
+        assert kept == STEPS[name]
