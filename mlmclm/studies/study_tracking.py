@@ -23,6 +23,7 @@ from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import MlmclmError, UserError
 from mlmclm.plans.names import ModelName, parse_name
 from mlmclm.plans.stages import Stage
+from mlmclm.pretraining.state_facts import tokens_by_source
 from mlmclm.progress import say
 from mlmclm.registry import KINDS
 from mlmclm.reports.provenance import cell_work
@@ -46,7 +47,7 @@ from mlmclm.tracking.address import (
     experiment_id,
     without_password,
 )
-from mlmclm.tracking.records import DataSet, Status
+from mlmclm.tracking.records import DataSet, ModelRecord, Status
 from mlmclm.tracking.saved_views import experiment_links
 from mlmclm.tracking.views import (
     filter_of,
@@ -89,11 +90,19 @@ class StudyRuns:
         else:
             text = {"corpora": {name: corpus.model_dump(mode="json") for name, corpus in study.sources.items()}}
 
+        ends: dict[str, list[ModelName]] = {}
+        for name in study.parsed:
+            ends.setdefault(prepared.target(name).key(prepared.fingerprint), []).append(name)
         data = [
             DataSet(source.source, stored.key, _corpus_source(source, stored, self._place.store), "pretraining")
             for name, source in study.sources.items()
             for stored in [corpus.sources[name]]
         ]
+
+        def completed(name: ModelName) -> ModelRecord:
+            tokens = sum(tokens_by_source(prepared.target(name), study.recipe, corpus).values())
+            about = {"model": str(name), **named_parameters(name), "tokens": str(tokens)}
+            return ModelRecord(str(name), "pretrained", about, {"mlmclm.folder": str(prepared.model_folder(name))})
 
         def followed(stage: Stage) -> FollowedStage:
             initial, key = prepared.initial.get(stage.end.size), stage.end.key(prepared.fingerprint)
@@ -112,6 +121,7 @@ class StudyRuns:
                 },
                 models=stage.models,
                 inputs=data,
+                outputs=list(map(completed, ends.get(key, ()))),
             )
             return FollowedStage(record, key, stage.start.step)
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, USER_TAG, Writer, cut_values, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, MODELS_TAG, USER_TAG, Writer, cut_values, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -207,6 +207,7 @@ class _Stored:
             return self._have("latest_metrics", run)
         return (
             not record.artifacts
+            and has_models(record, {MODELS_TAG: self._rows.get(("tags", run.run_id, MODELS_TAG), {}).get("value", "")})
             and (record.name, record.status) == (stored["name"], stored["status"])
             and (record.running or self._points.get(run.run_id, 0) == len(run.rows["metrics"]))
             and all(self._have(name, run) for name in ("params", "tags", "latest_metrics"))

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mlmclm.tracking.records import Point, RunRecord, Status, latest
-from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut_values, inputs
+from mlmclm.tracking.writer import KEY_TAG, LONGEST_PARAM, LONGEST_TAG, Writer, chunks, cut_values, has_models, inputs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -125,6 +125,7 @@ def _is_whole(run: Run, record: RunRecord, params: Mapping[str, str], tags: Mapp
     return (
         numbers
         and not record.artifacts
+        and has_models(record, stored_tags)
         and (run.info.run_name, run.info.status) == (record.name, record.status)
         and tags.items() <= stored_tags.items()
         and all(text in (stored_params.get(name), stored_tags.get(f"changed.{name}")) for name, text in params.items())

@@ -31,12 +31,23 @@ class DataSet:
 
 
 @dataclass(frozen=True)
+class ModelRecord:
+    """A model that a run has trained or chosen, as MLflow lists models; its metrics are those of the run, on the run's data set."""
+
+    name: str
+    kind: Literal["pretrained", "fine-tuned"]
+    params: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """An MLflow run; `key` identifies it, and the other fields are its content.
 
     `metrics` are all points of an ended run; for a running one, they are added to the points that the run already has.
 
-    `experiment` are the tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
+    `outputs` are the models that the run has trained or chosen, `uses` the names of the pretrained ones from which it started, and
+    `experiment` the tags of the experiment. `artifacts` are pairs of a local file and the folder in which the run shows it ("" for the top). Times are in
     milliseconds since 1970. They come from the results, so the same results always give the same record.
     """
 
@@ -48,6 +59,8 @@ class RunRecord:
     metrics: Sequence[Point] = ()
     artifacts: Sequence[tuple[Path, str]] = ()
     inputs: Sequence[DataSet] = ()
+    outputs: Sequence[ModelRecord] = ()
+    uses: Sequence[str] = ()
     experiment: Mapping[str, str] = field(default_factory=dict)
     status: Status = "FINISHED"
     start_ms: int | None = None

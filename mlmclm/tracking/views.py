@@ -17,7 +17,7 @@ from mlmclm.numbers import plural, rate_text
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, read_seed, seed_labels
 from mlmclm.storage.files import stable_hash
-from mlmclm.tracking.records import DataSet, Point, RunRecord, Status
+from mlmclm.tracking.records import DataSet, ModelRecord, Point, RunRecord, Status
 from mlmclm.tracking.saved_views import OF_CELLS, OF_GROUPS, OF_MODELS, metric_name, runs_page, view_tags
 
 NOTE_TAG, COMMIT_TAG = "mlflow.note.content", "mlflow.source.git.commit"
@@ -153,15 +153,18 @@ def model_record(
     Args:
         about: as for `group_record`.
         metrics: its numbers, from `analysis.summary.model_metrics`.
-        source: where the model is from; None if a stage of the study has trained it.
+        source: where the model is from; None if a stage of the study has trained it: the stage's run then lists the model.
     """
+    params = {"model": model, **about}
+    outputs = [] if source is None else [ModelRecord(model, "pretrained", params | {"source": source})]
     return RunRecord(
         key=stable_hash(["model", study, model]),
         name=model,
         parent_key=sweep_key(study),
-        params={"model": model, **about},
-        tags=_tags(kind="model", study=study, source=source),
+        params=params,
+        tags=_tags(kind="model", study=study),
         metrics=_single_points(metrics or {}, time_ms),
+        outputs=outputs,
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -214,6 +217,14 @@ def group_record(
     time_ms = last_finished_ms(results)
     protocols = _shared([dict(flatten(result["protocol"], "settings.")) for result in results])
     commits = {commit for result in results if (commit := result["cost"].get("commit"))}
+    chosen = []
+    if numbers.keys() >= {"score", "best_learning_rate"}:
+        rate = rate_text(numbers["best_learning_rate"])
+        params = {"model": model, "task": task, "learning_rate": rate, "metric": metric, **(about or {})}
+        # A filter of MLflow's run search.
+        cells = f"{OF_CELLS} and {filter_of(model, task)} and params.learning_rate = '{rate}'"
+        tags = {"mlmclm.cells": cells, "mlmclm.learning_rates": rates}
+        chosen = [ModelRecord(f"{model} on {task}", "fine-tuned", params, tags)]
     return RunRecord(
         key=group_key(study, model, task),
         name=f"{model} {task}",
@@ -230,6 +241,8 @@ def group_record(
         ),
         metrics=_single_points(numbers, time_ms),
         inputs=[DataSet(task, data, source, "fine-tuning") for data in sorted({r["task_data"] for r in results})],
+        outputs=chosen,
+        uses=[model],
         status=status,
         start_ms=time_ms or None,
         end_ms=time_ms or None,
@@ -329,6 +342,7 @@ def stage_record(
     settings: Mapping[str, Any],
     models: Sequence[str] = (),
     inputs: Sequence[DataSet] = (),
+    outputs: Sequence[ModelRecord] = (),
 ) -> RunRecord:
     """Build the run of a pretraining stage that is not trained yet.
 
@@ -337,6 +351,7 @@ def stage_record(
         title: the stage's title, which becomes the run's name.
         settings: the whole nested configuration, which becomes parameters named `a.b.c`.
         models: the names of the models that share the stage.
+        outputs: the models that the stage completes.
     """
     return RunRecord(
         key=stable_hash(["stage", study, stage]),
@@ -344,6 +359,7 @@ def stage_record(
         params=dict(flatten(settings)),
         tags=_tags(kind="pretraining", study=study, state=stage, models=", ".join(models)),
         inputs=inputs,
+        outputs=outputs,
         status="RUNNING",
     )
 

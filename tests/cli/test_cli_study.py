@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def test_a_study_leaves_models_results_tables_report_and_mlflow_runs(finished: P
     losses = client.get_metric_history(stage.info.run_id, "loss")
     assert len(losses) in (20, 30)
     assert "recipe.batch" in stage.data.params
+    models = client.search_logged_models([experiment.experiment_id])
+    assert Counter(each.model_type for each in models) == {"fine-tuned": 6, "pretrained": 3}
+    made_by = {
+        each.name: found.data.tags["mlmclm.kind"]
+        for each in models
+        for found in runs
+        if found.info.run_id == each.source_run_id
+    }
+    assert Counter(made_by.values()) == {"group": 6, "pretraining": 2, "model": 1}, "the untrained one has no stage"
+    assert all(len(client.get_run(found.info.run_id).inputs.model_inputs) == 1 for found in groups)
+    assert all(
+        client.search_runs([experiment.experiment_id], each.tags["mlmclm.cells"])
+        for each in models
+        if "mlmclm.cells" in each.tags
+    )
     for found in (*groups, stage):
         (data,) = found.inputs.dataset_inputs
         assert any(Path(get_source(data.dataset).load()).iterdir()), data.dataset

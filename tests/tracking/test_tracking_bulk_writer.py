@@ -101,6 +101,8 @@ def rows(database: Path) -> dict[str, list[str]]:
         names = dict(connection.execute("SELECT run_uuid, value FROM tags WHERE key = 'mlmclm.key'").fetchall())
         names |= dict(connection.execute("SELECT dataset_uuid, 'set ' || digest FROM datasets").fetchall())
         inputs = connection.execute("SELECT input_uuid, source_id, destination_id FROM inputs").fetchall()
+        models = connection.execute("SELECT model_id, tag_value FROM logged_model_tags WHERE tag_key = 'mlmclm.key'")
+        names |= dict(models.fetchall())
         names |= {number: f"{names[source]} of {names[run]}" for number, source, run in inputs}
         identities = connection.execute("SELECT value FROM experiment_tags WHERE key = 'mlmclm.experiment'").fetchall()
         names |= {identity: "identity" for (identity,) in identities}
@@ -141,7 +143,8 @@ def test_a_run_written_in_bulk_equals_one_of_the_client_in_every_field_of_every_
     for table, content in ours.items():
         assert content == theirs[table], table
     assert len(ours["runs"]) == len(records)
-    assert len(ours["inputs"]) == 4
+    assert len(ours["inputs"]) == 7, "four data sets, a model that is used, and two that are chosen or given"
+    assert len(ours["logged_models"]) == 2
 
 
 def history(run: Any, store: Path, metric: str = "loss") -> list[tuple[int, float]]:

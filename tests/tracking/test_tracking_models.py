@@ -1,4 +1,4 @@
-"""Models of a study in MLflow: one table has their scores, and their runs lead to the data."""
+"""Models of a study as MLflow lists them: found by rate, task and score, and linked to their runs, cells and data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from mlmclm.analysis.analyse import analyse
 from mlmclm.analysis.summary import model_metrics
+from mlmclm.studies.follower import TrackedStudy, summaries
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.splits import data_source
 from mlmclm.tracking import saved_views, views
@@ -48,6 +49,115 @@ def results(task: str = "sst2", **changes: Any) -> list[dict[str, Any]]:
         )
         for (model, rate, seed), score in SCORES.items()
     ]  # fmt: skip
+
+
+def study(source: str | dict[str, str] = "", scores: float = 1.0) -> list[RunRecord]:
+    rows = results()
+    for row in rows:
+        row["scores"]["test"] = {"accuracy": row["scores"]["test"]["accuracy"] * scores}
+    models = tuple(views.model_record("study", model, about={"objective": "clm"}) for model in "ab")
+    stage = views.stage_record(
+        "study",
+        stage="s",
+        title="a clm 0-10",
+        settings={},
+        outputs=[
+            views.ModelRecord("a", "pretrained", {"model": "a", "objective": "clm"}, {"mlmclm.folder": "/store/a"})
+        ],
+    )
+    trained = views.trained(stage, [{"step": 10, "loss": 2.0, "time": 10.0}], {})
+    given = views.model_record("study", "b", about={"objective": "mlm"}, source="owner/b@main", time_ms=5)
+    analysis = analyse(rows)
+    return [trained, given, *summaries("study", TrackedStudy(records=models, sources={"sst2": source}), analysis, rows)]
+
+
+def found(store: Path, address: str | None, condition: str, **options: Any) -> list[Any]:
+    mlflow = client(store, address)
+    return list(
+        mlflow.search_logged_models([mlflow.get_experiment_by_name("study").experiment_id], condition, **options)
+    )
+
+
+@pytest.fixture(params=["in the store", "elsewhere"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return None if request.param == "in the store" else f"sqlite:///{tmp_path / 'other.db'}"
+
+
+def test_a_search_for_models_answers_which_model_and_which_rate(store: Path, address: str | None) -> None:
+    export(store, study(), address=address)
+    order = [{"field_name": "metrics.score", "ascending": False, "dataset_name": "sst2"}]
+    best, other = found(store, address, "params.task = 'sst2' AND metrics.score > 0.3", order_by=order)
+    assert best.params.items() >= {"model": "a", "learning_rate": "4e-3", "task": "sst2", "objective": "clm"}.items()
+    assert (other.params["model"], other.params["learning_rate"]) == ("b", "1e-3")
+    numbers = {metric.key: metric for metric in best.metrics}
+    assert numbers["score"].value == pytest.approx(fmean([0.80, 0.84]))
+    assert numbers["sd_seeds"].value == pytest.approx(stdev([0.80, 0.84]))
+    assert numbers["best_learning_rate"].value == 4e-3
+    assert {"share_failed", "sd_rates", "score_low", "score_high"} <= numbers.keys()
+    assert {(each.dataset_name, each.dataset_digest) for each in best.metrics} == {("sst2", "d" * 36)}
+    assert [each.name for each in found(store, address, "params.learning_rate = '4e-3'")] == ["a on sst2"]
+
+
+def test_a_chosen_model_leads_to_its_run_its_cells_its_data_and_the_pretraining(
+    store: Path, address: str | None
+) -> None:
+    cells = [views.cell_record("study", row) for row in results()]
+    export(store, [*study(), *cells], address=address)
+    mlflow = client(store, address)
+    (best,) = found(store, address, "name = 'a on sst2'")
+    group = mlflow.get_run(best.source_run_id)
+    assert group.info.run_name == "a sst2" and [each.model_id for each in group.outputs.model_outputs] == [
+        best.model_id
+    ]
+    assert [each.dataset.name for each in group.inputs.dataset_inputs] == ["sst2"]
+    of_rate = mlflow.search_runs([best.experiment_id], best.tags["mlmclm.cells"])
+    assert sorted(run.info.run_name for run in of_rate) == ["sst2 lr4e-3 s0 a", "sst2 lr4e-3 s1 a"]
+    (begun,) = [mlflow.get_logged_model(each.model_id) for each in group.inputs.model_inputs]
+    stage = mlflow.get_run(begun.source_run_id)
+    assert (begun.model_type, begun.tags["mlmclm.folder"]) == ("pretrained", "/store/a")
+    assert (stage.data.tags["mlmclm.kind"], {each.key: each.value for each in begun.metrics}) == (
+        "pretraining",
+        {"loss": 2.0},
+    )
+    (given,) = found(store, address, "name = 'b'")
+    assert given.params["source"] == "owner/b@main"
+    assert {each.status for each in found(store, address, "")} == {"READY"}
+
+
+def test_the_same_records_again_change_no_model_and_other_scores_replace_it(store: Path, address: str | None) -> None:
+    export(store, study(), address=address)
+    before = {each.model_id for each in found(store, address, "")}
+    assert len(before) == 4 and export(store, study(), address=address) == 0
+    assert {each.model_id for each in found(store, address, "")} == before
+    export(store, study(scores=0.5), address=address)
+    (best,) = found(store, address, "name = 'a on sst2'")
+    assert best.model_id not in before and {each.key: each.value for each in best.metrics}["score"] == pytest.approx(
+        0.41
+    )
+    assert len(found(store, address, "")) == 4
+
+
+@pytest.mark.parametrize("step", ["create_logged_model", "log_batch", "finalize_logged_model"])
+def test_a_run_whose_models_are_not_whole_gets_them_again(
+    store: Path, address: str | None, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    records, real = study(), getattr(MlflowClient, step)
+
+    def lost(self: Any, *arguments: Any, **options: Any) -> Any:
+        if step == "log_batch" and not any(point.model_id for point in options["metrics"]):
+            return real(self, *arguments, **options)
+        raise ConnectionError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, step, lost)
+        with pytest.raises(ConnectionError):
+            export(store, records[2:], address=address)
+    export(store, records, address=address)
+    models = found(store, address, "")
+    assert sorted(each.name for each in models) == ["a", "a on sst2", "b", "b on sst2"]
+    assert all(each.status == "READY" and (each.metrics or each.name == "b") for each in models)
 
 
 def test_one_table_has_each_models_mean_interval_and_deviation_and_a_column_for_each_task(store: Path) -> None:
