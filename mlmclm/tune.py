@@ -14,6 +14,7 @@ the store has is not computed again, and a new one is saved there. With `tune.Tu
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError, unknown
 from mlmclm.finetuning.cell import Cell, cell_key, training_key
 from mlmclm.finetuning.protocol import Protocol, overridden
+from mlmclm.member_code import own_code
 from mlmclm.numbers import rate_text
 from mlmclm.progress import say
 from mlmclm.registry import Shipment, shipment
@@ -111,7 +113,38 @@ def param_space(
     ]
     where = [str(swept.place.store), report_every, sampled]
     key = stable_hash([axes, rates, models_and_data, swept.space.model_dump(mode="json"), *where])[:12]
-    return {**entries, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), swept, report_every)}}
+    return ParamSpace({**entries, "learning_rate": rate, SWEEP: {key: TunedSweep(shipment(), swept, report_every)}})
+
+
+class ParamSpace(dict[str, Any]):
+    """A search space whose key changes with its entries: a restored experiment would silently have the old values, but Ray refuses another key.
+
+    The same change gives the same key in every process (`member_code`). If no hash can be made of a change, its key is random, so an
+    experiment with it cannot be restored.
+    """
+
+    def update(self, changes: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Change entries."""
+        super().update(changes)
+        ((key, swept),) = self[SWEEP].items()
+        try:
+            code = own_code(dict(changes)).hash
+        except ValueError:
+            code = uuid.uuid4().hex
+        super().__setitem__(SWEEP, {stable_hash([key, code])[:12]: swept})
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __or__(self, changes: Mapping[str, Any]) -> ParamSpace:  # type: ignore[override]
+        changed = ParamSpace(self)
+        changed.update(changes)
+        return changed
+
+    __ior__ = __or__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParamSpace, (dict(self),)
 
 
 def trial_name(trial: Any) -> str:

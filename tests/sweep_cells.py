@@ -191,6 +191,24 @@ class InACrew(FakeWorker):
         return results
 
 
+class NeverStarts(Finetune):
+    """Cannot be set up."""
+
+    def setup(self, config: dict[str, Any], **options: Any) -> None:
+        raise RuntimeError("no such library")
+
+
+class UntilTold(FakeWorker):
+    """Computes `make_result` in a fifth of a second until `store/told` exists, and then instantly."""
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        (self._store / "workers").mkdir(exist_ok=True)
+        (self._store / "workers" / str(os.getpid())).touch()
+        if not (self._store / "told").exists():
+            time.sleep(0.2)
+        return [make_result(cell, worker=f"host/{os.getpid()}") for cell in cells]
+
+
 class Retrieves(FakeWorker):
     """Computes scores with a name that MLflow does not allow."""
 

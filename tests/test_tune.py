@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
 import random
@@ -216,6 +218,36 @@ def test_another_store_or_other_data_make_another_search_space(place: Path, tmp_
     assert len({key("a", place / "data"), key("b", place / "data"), key("a", tmp_path / "data")}) == 3
 
 
+def test_a_changed_entry_makes_another_search_space(place: Path, tmp_path: Path) -> None:
+    def key(**changes: Any) -> str:
+        (found,) = (axes(place, tmp_path) | changes)[SWEEP]
+        return str(found)
+
+    def rates(most: float) -> Any:
+        return tune.loguniform(1e-4, most)
+
+    keys = [
+        key(learning_rate=rates(1e-2)),
+        key(learning_rate=rates(1e-1)),
+        key(learning_rate=tune.uniform(1e-4, 1e-2)),
+        key(learning_rate=tune.grid_search([1e-4, 1e-2])),
+        key(epochs=tune.choice([1, 2])),
+        key(epochs=tune.choice(["1", "2"])),
+        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))),
+        key(learning_rate=tune.sample_from(functools.partial(pow, 1e-1))),
+        key(seed=0),
+        key(),
+    ]
+    assert key(learning_rate=rates(1e-2)) == keys[0] and len(set(keys)) == len(keys)
+    assert key(learning_rate=tune.sample_from(functools.partial(pow, 1e-2))) == keys[6], "not by its address"
+    # This module uses runpy, so no key can be made of its functions.
+    assert key(learning_rate=tune.sample_from(rates)) != key(learning_rate=tune.sample_from(rates))
+    space, other = axes(place, tmp_path), axes(place, tmp_path)
+    space |= {"seed": 0}
+    other["seed"] = 0
+    assert [*space[SWEEP]] == [*other[SWEEP]] == [*copy.deepcopy(other)[SWEEP]] == [keys[-2]]
+
+
 def test_a_trial_that_no_node_can_ever_hold_is_refused(cluster: None, place: Path, tmp_path: Path) -> None:
     space = param_space(SPACE | {"cpus_per_cell": 3}, [str(place / "model")], store=tmp_path, data=place / "data")
     with pytest.raises(UserError, match=r"A trial needs 3 CPU on one node.*it has 2 CPUs.*cpus_per_cell"):
@@ -328,12 +360,13 @@ def test_an_interrupted_tuner_is_restored_and_computes_only_what_is_missing(
 
 @pytest.mark.slow
 def test_a_restored_tuner_refuses_another_search_space(cluster: None, place: Path, tmp_path: Path) -> None:
-    space = {**axes(place, tmp_path / "store"), "learning_rate": 1e-2, "seed": 0}
+    space = axes(place, tmp_path / "store") | {"learning_rate": 1e-2, "seed": 0}
     assert not tune.Tuner(Finetune, param_space=space, run_config=run_config(tmp_path / "ray")).fit().errors
     where: dict[str, Any] = {"store": tmp_path / "store", "data": place / "data", "report_every": 6}
     other = param_space(SPACE | {"seeds": [0, 1, 2]}, [str(place / "model")], **where)
-    with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
-        tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=other)
+    for each in (other, space | {"seed": 1}):
+        with pytest.raises(ValueError, match="pass in the same `param_space` that was used"):
+            tune.Tuner.restore(str(tmp_path / "ray" / "tuned"), Finetune, param_space=each)
 
 
 @pytest.mark.slow
@@ -388,3 +421,46 @@ def test_optuna_draws_learning_rates_between_those_of_the_space(cluster: None, p
         filed = ResultsStore(tmp_path / "store").find(row["key"])
         assert filed is not None
         assert (filed["learning_rate"], filed["seed"]) == (row["config/learning_rate"], row["config/seed"])
+
+
+@pytest.mark.slow
+def test_processes_that_are_reused_give_the_same_bits(cluster: None, place: Path, tmp_path: Path) -> None:
+    files = []
+    for reused in (True, False):
+        store = tmp_path / str(reused)
+        results = tune.Tuner(
+            Finetune,
+            param_space=axes(place, store),
+            tune_config=tune.TuneConfig(reuse_actors=reused, max_concurrent_trials=1 if reused else None),
+            run_config=run_config(tmp_path / f"ray-{reused}"),
+        ).fit()
+        assert not results.errors and len(results) == 4
+        assert (results.get_dataframe()["pid"].nunique() == 1) == reused
+        files.append({each.name: content(each) for each in (store / "cells").glob("*/*.json")})
+    assert files[0] == files[1] and len(files[0]) == 4
+
+
+@pytest.mark.slow
+def test_callbacks_of_ray_take_all_reports(cluster: None, tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sweep_cells)
+    (cell,) = make_cells(1)
+    own = SweepTrial((Training({cell_key(cell): cell}),), tmp_path / "store", by_itself=True, resources={"CPU": 1.0})
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    try:
+        results = tune.Tuner(
+            Retrieves,
+            param_space=own.config,
+            run_config=run_config(
+                tmp_path / "ray", callbacks=[MLflowLoggerCallback(tracking_uri=address, experiment_name="own")]
+            ),
+        ).fit()
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(sweep_cells)
+    assert not results.errors
+    client = mlflow.MlflowClient(address)
+    experiment = client.get_experiment_by_name("own")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["validation/ndcg_at_10"] == run.data.metrics["test/ndcg_at_10"] == 0.5
+    assert results[0].metrics is not None and results[0].metrics["metric"] == "ndcg_at_10"
+    assert run.data.params["learning_rate"] == "0.001" and run.data.params["sweep"].startswith("<a/sst2/lr1e-3/s0 in ")

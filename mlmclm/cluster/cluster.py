@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def report_waits(what: str, view: Callable[[], Cluster], *, all_of_them: bool = 
     def look() -> None:
         nonlocal since, said_at, last_line
         with suppress(Exception):  # if the cluster doesn't answer, the work itself reports it
-            groups, now, line = _own_groups(), time.monotonic(), None
+            jobs, job_id = groups_of_jobs()
+            groups, now, line = jobs.get(job_id, ()), time.monotonic(), None
             if (all if all_of_them else any)(group.waiting for group in groups):
                 line = waiting_line(groups, view(), all_of_them=all_of_them)
             since = math.inf if line is None else min(since, now)
@@ -131,17 +133,18 @@ def wait_for_a_place(what: str, bundle: Resources, view: Callable[[], Cluster]) 
     remove_placement_group(group)
 
 
-def _own_groups() -> list[PlacementGroup]:
-    """Return the placement groups of this process's job."""
+def groups_of_jobs() -> tuple[Mapping[str, Sequence[PlacementGroup]], str]:
+    """Return the placement groups of all the cluster's jobs, by the job's id, and the id of this process's job."""
     import ray
     from ray.util import placement_group_table
 
     job_id: str = ray.get_runtime_context().get_job_id()
-    return [
-        PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values()))
-        for key, group in placement_group_table().items()
-        if key.endswith(job_id) and group["state"] != "REMOVED"  # a group's id ends with the id of its job
-    ]
+    groups_by_job = defaultdict[str, list[PlacementGroup]](list)
+    for key, group in placement_group_table().items():
+        if group["state"] != "REMOVED":
+            job = key[-len(job_id) :]  # a group's id ends with the id of its job
+            groups_by_job[job].append(PlacementGroup(group["state"] != "CREATED", tuple(group["bundles"].values())))
+    return groups_by_job, job_id
 
 
 def _growth() -> Growth | None:

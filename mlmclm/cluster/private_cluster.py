@@ -1,11 +1,16 @@
-"""Start of a private Ray cluster on this machine, in a new folder and on loopback."""
+"""Start of a private Ray cluster on this machine, in a new folder and on loopback.
+
+A loaded machine can be too slow for one of Ray's time limits. If a start fails or hangs, its processes are ended, and
+the start is tried again in another folder.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +21,7 @@ import psutil
 from mlmclm.cluster.cluster_guard import end_processes, guarded
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
+from mlmclm.progress import say
 from mlmclm.storage.temporary import sweep_folders, swept_folder
 
 TEMPORARY_PREFIX = "mlmclm-ray-"
@@ -35,12 +41,16 @@ START_LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # 60
 }
 """Ray's variables for time limits of a start, with Ray's defaults at the end of the comments: a loaded machine needs longer."""
+STARTS = 2
+"""Number of attempts to start a private cluster."""
 SECONDS_A_START = 300.0
-"""Seconds after which a start counts as hung, and its processes are ended so that it fails."""
-MESSAGE_LINES = 3
-"""Lines of Ray's error message that a failed start shows."""
+"""Seconds after which an attempt counts as hung, and its processes are ended so that it fails."""
+MESSAGE_LINES, LOG_LINES = 3, 8
+"""Lines of Ray's error message, and of its logs, that a failed start shows."""
 FAILED_START = "failed_start"
 """Folder of Ray's logs of the last start that failed, in `store/ray`."""
+_REASON = re.compile(r" [EFC] \d+ |\b(ERROR|CRITICAL|FATAL)\b|^(\w+\.)*\w*(Error|Exception|Exit)\b", re.MULTILINE)
+"""Lines that give a reason: errors in Ray's C++ and Python logs, or the last line of a traceback."""
 
 
 @contextmanager
@@ -52,29 +62,35 @@ def private_cluster(store: Path, init: Callable[..., None]) -> Iterator[Path]:
         init: starts the cluster in `_temp_dir` and connects this process to it; raises an EnvironmentFault if that fails.
 
     Raises:
-        EnvironmentFault: it doesn't start; the message says where Ray's logs are.
+        EnvironmentFault: it doesn't start in `STARTS` attempts; the message has Ray's reasons.
     """
-    with ExitStack() as stack:
-        private = stack.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
-        stack.enter_context(guarded(private))
-        scratch = private / "t"
-        scratch.mkdir()
-        # `ray.init` has no overall timeout; a hung call fails only once its processes are ended.
-        hung = threading.Timer(SECONDS_A_START, end_processes, [private])
-        hung.daemon = True
-        hung.start()
-        try:
-            # The dashboard's fork server leaves its temporary folder behind.
-            with environment({"TMPDIR": str(scratch)}):
-                init(_temp_dir=str(private / ROOT))
-        except EnvironmentFault as fault:
-            end_processes(private)  # so that the logs are complete
-            kept = _keep_logs(private, store)
-            where = "" if kept is None else f"\nRay's logs are in {kept}."
-            raise EnvironmentFault(f"{fault}{where}") from fault
-        finally:
-            hung.cancel()
-        yield private
+    for number in range(1, STARTS + 1):
+        with ExitStack() as stack:
+            private = stack.enter_context(swept_folder(short_root(), TEMPORARY_PREFIX))
+            stack.enter_context(guarded(private))
+            scratch = private / "t"
+            scratch.mkdir()
+            # `ray.init` has no overall timeout; a hung call fails only once its processes are ended.
+            hung = threading.Timer(SECONDS_A_START, end_processes, [private])
+            hung.daemon = True
+            hung.start()
+            try:
+                # The dashboard's fork server leaves its temporary folder behind.
+                with environment({"TMPDIR": str(scratch)}):
+                    init(_temp_dir=str(private / ROOT))
+            except EnvironmentFault as fault:
+                end_processes(private)  # so that the logs are complete
+                reasons = "".join(f"\n  {line}" for line in reasons_in(_logs(private)))
+                if number < STARTS:
+                    say(f"{fault}{reasons}\nTrying again ({number + 1} of {STARTS}).")
+                    continue
+                kept = _keep_logs(private, store)
+                where = "" if kept is None else f"\nRay's logs are in {kept}."
+                raise EnvironmentFault(f"{fault}{reasons}{where}") from fault
+            finally:
+                hung.cancel()
+            yield private
+            return
 
 
 _raylets: list[psutil.Process] = []
@@ -105,6 +121,25 @@ def reason_of(error: BaseException) -> str:
     """Return the last lines of Ray's message, where the reason is, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join((f"{type(error).__name__}:", *lines[-MESSAGE_LINES:]))
+
+
+def reasons_in(logs: Mapping[str, str]) -> list[str]:
+    """Return the last lines of Ray's logs that give a reason, at most `LOG_LINES`, each with the name of its file."""
+    reasons = []
+    for name, text in logs.items():
+        lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if _REASON.search(line.strip())))
+        reasons += [f"{name}: {line}" for line in lines[-MESSAGE_LINES:]]
+    return reasons[:LOG_LINES]
+
+
+def _logs(private: Path) -> dict[str, str]:
+    """Return the logs of Ray's daemons and agents by file name; processes whose failure makes others fail come first."""
+    logs: dict[str, str] = {}
+    for stem in ("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent", "dashboard"):
+        for path in sorted(private.glob(f"{ROOT}/session_2*/logs/{stem}.*")):
+            with suppress(OSError):
+                logs[path.name] = path.read_text(encoding="utf-8", errors="replace")
+    return logs
 
 
 def _keep_logs(private: Path, store: Path) -> Path | None:

@@ -73,7 +73,7 @@ class Cell:
     earlier: tuple[str, ...] = field(default=(), compare=False)
     """Hashes of the same weights by earlier definitions, under which the result may be filed (`ResultsStore.as_filed`)."""
     work: tuple[float, float] = field(default=(1.0, 0.0), compare=False)
-    """Estimate of the work of training and of evaluating, in tokens passed forward once (`sweeps.trainings.work_of`)."""
+    """Estimate of the work of training and of evaluating, in tokens passed forward once (`sweeps.trial.work_of`)."""
 
     @property
     def declared(self) -> Task:

@@ -118,10 +118,14 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
                 start_new_session=True,  # so that it outlives this terminal
             )
         try:
+            printed = 0
             while process.poll() is None:
+                # Read before the state: the caller prints the output that the service writes once it is ready.
+                new_output = log.read_bytes()[printed:]
                 state = read_state(settings.store)
                 if state is not None and state.ready and state.members[0].pid == process.pid:
                     return state, True
+                printed += _show(new_output)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         except BaseException:
             process.terminate()
@@ -130,6 +134,16 @@ def start(settings: ServiceSettings) -> tuple[ServiceState, bool]:
     text = log.read_text(encoding="utf-8", errors="replace").strip()
     kind = UserError if process.returncode == UserError.exit_code else EnvironmentFault
     raise kind(text.rpartition(ERROR_PREFIX)[2] or f"The service ended by itself with exit code {process.returncode}.")
+
+
+def _show(output: bytes) -> int:
+    """Print the complete lines of new output in a service's log, and return their length in bytes."""
+    complete = output[: output.rfind(b"\n") + 1]
+    for line in complete.decode("utf-8", errors="replace").splitlines():
+        if line.startswith(ERROR_PREFIX):  # the caller raises this error when the service has ended
+            break
+        say(line)
+    return len(complete)
 
 
 def command(settings: ServiceSettings) -> list[str]:

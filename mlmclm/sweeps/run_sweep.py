@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlmclm.cluster.placement import SMALLER, check_place, device_of
+from mlmclm.cluster.placement import SMALLER, amounts, check_place, describe_cluster, device_of
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
@@ -133,6 +133,7 @@ def _run_trials(
 
     from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
     from mlmclm.cluster.ray_cluster import check_node, computes_here
+    from mlmclm.sweeps.shared_cluster import SharedCluster
     from mlmclm.sweeps.sweep_trials import SweepTrials
     from mlmclm.sweeps.trainable import Finetune
     from mlmclm.sweeps.trial import SweepTrial
@@ -150,11 +151,13 @@ def _run_trials(
     errors, computed, grids = dict[str, Exception](), 0, list["ResultGrid"]()
     failures = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
     left = dict(missing)
+    shared = SharedCluster(resources, view)
     with (
         # Tune's storage has to be visible on every node, as the store is; nothing in it outlives the sweep.
         swept_folder(options.store, ".tune-") as storage,
         progress.shown(),
         report_waits("fine-tuning", view, all_of_them=True),
+        shared.followed(),
         _unless_set(TUNE_ENVIRONMENT),
         # `SweepTrials` reports errors in one line each; Tune and Train would log their tracebacks as well.
         _level("ray.tune", logging.CRITICAL),
@@ -172,7 +175,7 @@ def _run_trials(
                 results_store,
                 options,
                 like=like,
-                view=view,
+                shared=shared,
                 failures=failures,
             )
             scheduler = SweepScheduler(trials)
@@ -209,9 +212,16 @@ def _run_trials(
             if trials.fault:
                 break
             unstarted = trials.waiting  # cells that the last trials put back as they ended
-            if unstarted.keys() == left.keys():
+            if unstarted.keys() == left.keys() and not trials.hands_over:
                 raise EnvironmentFault(f"all trials of the sweep ended, but {len(unstarted)} cells are not computed")
             left = unstarted | _left_by_others(trials.taken, results_store, progress, on_filed)
+            if left and not shared.has_nodes:
+                await_nodes(view, options.wait_for_nodes, lambda _: resources)
+                if not shared.has_nodes:
+                    raise EnvironmentFault(
+                        f"Waited {options.wait_for_nodes:g} s (--wait-for-nodes), and no node has {amounts(resources)} for a cell: "
+                        f"{describe_cluster(view())}. All results are kept: run the same command again when the nodes are back."
+                    )
     return errors, computed, grids
 
 

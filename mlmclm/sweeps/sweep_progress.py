@@ -42,6 +42,8 @@ class SweepProgress:
         self._ended: Counter[str] = Counter()
         """Cells that are over, by status."""
         total = reused + self._remaining.total()
+        self.situation = ""
+        """Why the sweep waits or shares, in words; empty if it does neither."""
         self.waiting = ""
         """Hindrance of some trials at present, although nothing hinders the whole sweep; empty for none."""
         self._bar = Bar("fine-tuning", total, unit="cells", above=table)
@@ -117,7 +119,7 @@ class SweepProgress:
         hourly = 3600 * (rate or 0.0)
         speed = [f"{hourly:,.0f} cells an hour" if hourly >= 10 else f"{hourly:.2g} cells an hour"] if rate else []
         ended = [f"{self._ended[status]} {words[status]}" for status in words if self._ended[status]]
-        notice = [text] if (text := self._notice() or self.waiting) else []
+        notice = [text for text in (self._notice() or self.waiting, self.situation) if text]
         # A terminal shows the running cells above the bar. Without them a log would say "0/4 cells" for minutes.
         begun = self._ended.total() or self._running.total()
         running = self._table.running() if begun or notice else "workers are starting"

@@ -1,7 +1,7 @@
 """The trials of a sweep, as Ray Tune asks for them: what is computed next, what failed, and what must end.
 
 `SweepTrials` uses none of Tune's classes. Tune's hooks (`tune_hooks`) call it: the searcher asks it for configs, the callback
-reports to it, and the scheduler withdraws trials that there is no memory for.
+reports to it, and the scheduler withdraws trials that there is no room for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlmclm.cluster.placement import Cluster, Resources, amounts, describe_cluster, most_places, places_now
+from mlmclm.cluster.placement import Cluster, Resources, most_places, places_now
 from mlmclm.cluster.ray_cluster import check_node
 from mlmclm.errors import EnvironmentFault, StorageFault, UserError
 from mlmclm.finetuning.cell import Cell
@@ -21,6 +21,7 @@ from mlmclm.progress import say, say_once
 from mlmclm.sweeps.cell_failures import Failure, describe_error, failure_of, record
 from mlmclm.sweeps.cells import cell_name
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.trial import (
@@ -92,9 +93,9 @@ class SweepTrials:
         cells: the cells to compute, by key.
         on_filed: called with results that are filed now, by key.
         results_store: where their results are filed, and failures are noted.
-        options: `retries`, `time_limit` and `wait_for_nodes` of these are used.
+        options: `retries` and `time_limit` of these are used.
         like: a template of all trials; their trainings are set here.
-        view: returns the present state of the cluster.
+        shared: says how many trials the cluster has room for, beside other jobs.
         failures: failures of each training so far, by the keys of its cells, in the form of `retried_after` in its results; new
             ones are appended.
     """
@@ -108,16 +109,15 @@ class SweepTrials:
         options: SweepOptions,
         *,
         like: SweepTrial,
-        view: Callable[[], Cluster],
+        shared: SharedCluster,
         failures: defaultdict[tuple[str, ...], list[dict[str, str]]],
     ) -> None:
-        self._like, self._view = like, view
+        self._like, self._shared = like, shared
         self._waiting = deque(in_order(trainings_of(cells)))
         self._asked: dict[str, _Asked] = {}
         self._progress, self._on_filed, self._results_store = progress, on_filed, results_store
         self._retries, self._time_limit = options.retries, options.time_limit
-        self._wait_for_nodes = options.wait_for_nodes
-        self._failures, cluster = failures, view()
+        self._failures, cluster = failures, shared.view()
         self._places, self._to_ask = places_now(cluster, like.resources), trials_to_ask_for(cluster, like.resources)
         """How many trials run at once, and how many may run or wait for a place, as far as is known."""
         # Several cells run on one GPU, or on a machine's cores, so that running fewer of them helps.
@@ -132,8 +132,6 @@ class SweepTrials:
         """The most trials that may compute at once, since one ran out of memory; None for no limit."""
         self._failed_starts = 0
         self._looked = time.monotonic()
-        self._without_node: float | None = None
-        """Time since which no node has room for a trial."""
         self.to_end: list[str] = []
         """Ids of the trials that hang or are over the time limit."""
         self.computed = 0
@@ -145,12 +143,17 @@ class SweepTrials:
         """True once a fault of the machine would make every further cell fail."""
         self.broken: BaseException | None = None
         """An error in the driver itself."""
+        self.hands_over = False
+        """True once there is room for fewer trials than have run at once, or no node for any. Tune keeps the actors of ended
+        trials until its experiment ends. So this experiment ends, and the next one uses the room that is left."""
 
     @property
     def most(self) -> float:
         """The most trials that Tune may have now: those that run, and some that wait for nodes that join."""
+        if self.hands_over:
+            return 0
         wanted = max(self._to_ask, self._most_held + WAITING_TRIALS)
-        return wanted if self._most_busy is None else min(wanted, self._most_busy)
+        return min(wanted, self._shared.most, math.inf if self._most_busy is None else self._most_busy)
 
     @property
     def asked(self) -> int:
@@ -173,8 +176,8 @@ class SweepTrials:
 
     @property
     def over(self) -> bool:
-        """Whether no further trial begins: after a fault, or once no training waits or is in a trial."""
-        return self.fault or not (self._waiting or self._asked)
+        """Whether no further trial begins: after a fault, if the sweep loses its places, or once no training waits or is in a trial."""
+        return self.fault or self.hands_over or not (self._waiting or self._asked)
 
     def next(self, trial_id: str) -> SweepTrial | None:
         """Return the next trial, or None if there is none now."""
@@ -282,7 +285,7 @@ class SweepTrials:
                 self.keeping_errors(check)
 
     def _look_at_trials(self) -> None:
-        """End trials that hang or are over the time limit, and the experiment if no node comes for as long as the options say."""
+        """End trials that hang or are over the time limit, and the experiment if more have run at once than there is room for, or no node is left."""
         now, lost = time.monotonic(), self._lost
         for name, asked in self._asked.items():
             if asked.since is None:
@@ -294,22 +297,12 @@ class SweepTrials:
             longest = self._longest.get(training.first.task, math.inf)
             if spent > max(SECONDS_UNTIL_HUNG, TIMES_THE_LONGEST * longest * len(training.cells)):
                 self._end(name, Failure.HUNG)
-        busy = len(self._busy)
+        busy, shared = len(self._busy), self._shared
+        self.hands_over = self.hands_over or self._most_held > shared.most or not (busy or shared.has_nodes)
         notices = [trial.notice for trial in self._busy if trial.notice]
         self._progress.waiting = f"{min(notices)} ({len(notices)} of {busy} workers)" if notices else ""
-        if busy or most_places(cluster := self._view(), bundle := self._like.resources) >= 1:
-            self._without_node = None
-        elif self._without_node is None:
-            self._without_node = now
-            say(
-                f"waiting for nodes, for up to {self._wait_for_nodes:g} s (--wait-for-nodes; Ctrl-C ends it): no node has "
-                f"{amounts(bundle)} for a cell: {describe_cluster(cluster)}"
-            )
-        elif now - self._without_node >= self._wait_for_nodes:
-            raise EnvironmentFault(
-                f"Waited {self._wait_for_nodes:g} s (--wait-for-nodes), and no node has {amounts(bundle)} for a cell: "
-                f"{describe_cluster(cluster)}. All results are kept: run the same command again when the nodes are back."
-            )
+        words = "shares the cluster with another job" if busy else "waiting for its turn: another job uses the cluster"
+        self._progress.situation = "" if shared.most == math.inf else words
 
     def _end(self, trial_id: str, reason: Failure) -> None:
         if self._asked[trial_id].ended is None:

@@ -50,7 +50,7 @@ class CellSearch(Searcher):
 
 
 class SweepScheduler(FIFOScheduler, tune.Stopper):
-    """Runs trials in their order, withdraws those that wait for a place if there is no memory for them any more, and ends the
+    """Runs trials in their order, withdraws those that wait for a place where there is no room for them any more, and ends the
     experiment once a fault would make every further cell fail.
 
     Tune gives a free actor to a trial whose own actor is still starting, and removes the starting one. If cells are short, one

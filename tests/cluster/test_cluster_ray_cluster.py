@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 import pytest
 import ray
+from ray._private.node import Node
 
 from mlmclm.cluster.cluster_guard import end_processes, guarded
-from mlmclm.cluster.private_cluster import SECONDS_A_START, START_LIMITS, reason_of
+from mlmclm.cluster.private_cluster import SECONDS_A_START, START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.cluster.worker_environment import runtime_environment, worker_environment
-from mlmclm.errors import EnvironmentFault
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.temporary import swept_folder
 
 DRIVER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
+import ray
 from mlmclm.cluster.ray_cluster import ray_session
 
 with ray_session(Path(sys.argv[1]), num_cpus=1):
-    time.sleep(600)
+    @ray.remote
+    class Sleeper:
+        def pid(self):
+            return os.getpid()
+        def sleep(self):
+            time.sleep(600)
+    sleeper = Sleeper.remote()
+    pid = ray.get(sleeper.pid.remote())
+    future = sleeper.sleep.remote()
+    print(pid, flush=True)
+    ray.get(future)
 """
 
 
@@ -76,6 +90,28 @@ def test_a_local_session_listens_on_loopback_with_a_token_and_leaves_nothing(tmp
     assert not (Path.home() / ".ray").exists()
     psutil.wait_procs(daemons, timeout=1500)
     assert [daemon for daemon in daemons if is_alive(daemon)] == []
+
+
+def test_when_the_driver_is_killed_its_cluster_dies_with_it(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert driver.stdout is not None
+    worker = psutil.Process(int(driver.stdout.readline()))
+    family = psutil.Process(driver.pid).children(recursive=True)
+    # The node's two agents give up by themselves after the minute that Ray looks for a lost cluster.
+    wanted = [process for process in family if process == worker or process.name() in ("raylet", "gcs_server")]
+    assert len(wanted) == 3
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 300
+    while (alive := [process for process in wanted if is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert alive == []
 
 
 def test_a_driver_killed_while_ray_starts_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
@@ -135,19 +171,114 @@ def test_only_what_writes_in_a_cluster_s_folder_is_ended_with_it(tmp_path: Path)
             process.wait()
 
 
-def test_the_last_lines_of_ray_s_message_are_shown() -> None:
+def test_a_start_that_fails_says_ray_s_reason_and_keeps_its_logs(tmp_path: Path) -> None:
+    def fail(_temp_dir: str) -> None:
+        logs = Path(_temp_dir) / "session_2026-01-01" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.err").write_text(
+            "[2026-01-01 00:00:00,000 I 1 1] (raylet) main.cc:1: all is well\n"
+            "[2026-01-01 00:00:00,000 C 1 1] (raylet) main.cc:2: the disk is upside down\n"
+        )
+        raise EnvironmentFault("Ray cannot be started on this machine: it timed out")
+
+    kept = tmp_path / "store" / "ray" / "failed_start"
+    with pytest.raises(EnvironmentFault) as found, private_cluster(tmp_path / "store", fail):
+        raise AssertionError("started")
+    said = str(found.value)
+    assert "timed out" in said and "C 1 1] (raylet) main.cc:2: the disk is upside down" in said
+    assert "all is well" not in said and said.endswith(f"Ray's logs are in {kept}.")
+    assert "upside down" in (kept / "raylet.err").read_text()
+
+
+def test_the_last_lines_of_a_message_and_the_lines_of_logs_that_give_a_reason_are_shown() -> None:
     message = (
         "Failed to start.\n\nSee the documentation.\nThe last 2 lines of x.log:\n  binding port 8265\nOSError: in use\n"
     )
     assert reason_of(RuntimeError(message)) == (
         "RuntimeError: The last 2 lines of x.log: binding port 8265 OSError: in use"
     )
+    logs = {
+        "gcs_server.out": "[2026-01-01 00:00:00,000 I 7 7] a.cc:1: fine\n[2026-01-01 00:00:00,000 E 7 7] a.cc:2: bad\n",
+        "dashboard.log": "2026-01-01 ERROR head.py:1 -- no\nTraceback (most recent call last):\n  File 1\nOSError: in use\n",
+        "raylet.out": "ok\n" * 9,
+    }
+    assert reasons_in(logs) == [
+        "gcs_server.out: [2026-01-01 00:00:00,000 E 7 7] a.cc:2: bad",
+        "dashboard.log: 2026-01-01 ERROR head.py:1 -- no",
+        "dashboard.log: OSError: in use",
+    ]
+    assert len(reasons_in({f"{number}.err": "OSError: x\n" for number in range(20)})) == 8
 
 
-def test_a_start_that_hangs_is_ended_and_its_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> None:
+    message = r"The Ray cluster at 127\.0\.0\.1:1 doesn't answer"
+    with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path, address="127.0.0.1:1"):
+        raise AssertionError("connected to nothing")
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "https://ray.example"])
+def test_the_address_of_a_dashboard_is_the_users_error(tmp_path: Path, address: str) -> None:
+    with (
+        pytest.raises(UserError, match=r"HOST:PORT of its head.*ray job submit"),
+        ray_session(tmp_path, address=address),
+    ):
+        raise AssertionError("connected to nothing")
+
+
+def test_a_start_that_fails_leaves_no_process_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start, others, left = Node.start_ray_processes, psutil.Process().children(), []
+
+    def fail_once(node: Node) -> None:
+        if not left:
+            left.extend(each for each in psutil.Process().children() if each not in others)
+            raise Exception("The current node timed out during startup.")
+        start(node)
+
+    monkeypatch.setattr(Node, "start_ray_processes", fail_once)
+    with ray_session(tmp_path, num_cpus=1):
+        assert ray.cluster_resources()["CPU"] == 1
+        assert left and not any(is_alive(process) for process in left), "the first start's processes are gone"
+    said = "".join(capsys.readouterr().err.split("\n"))
+    assert "The current node timed out during startup." in said
+    assert "Trying again (2 of 2)." in said
+
+
+def failing_init(**arguments: object) -> None:
+    raise Exception("The current node timed out during startup.")
+
+
+def test_a_start_is_given_up_after_the_last_try_and_that_of_another_cluster_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots: list[Path] = []
+
+    def fail(**arguments: object) -> None:
+        roots.append(Path(str(arguments.get("_temp_dir"))))
+        failing_init()
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(EnvironmentFault, match=r"cannot be started on this machine.*timed out"), ray_session(tmp_path):
+        raise AssertionError("started")
+    assert len(set(roots)) == STARTS and not any(root.exists() for root in roots)
+    assert capsys.readouterr().err.count("Trying again") == STARTS - 1
+    roots.clear()
+    with pytest.raises(EnvironmentFault, match="cannot be used"), ray_session(tmp_path, address="auto"):
+        raise AssertionError("connected")
+    assert len(roots) == 1
+
+
+def test_a_start_that_hangs_is_ended_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons: list[subprocess.Popen[bytes]] = []
     over: list[threading.Thread] = []
-    roots: list[Path] = []
+
+    def log(arguments: dict[str, object]) -> BinaryIO:
+        """A daemon is known by what it writes in the cluster's folder."""
+        root = Path(str(arguments["_temp_dir"]))
+        root.mkdir()
+        return (root / "daemon.out").open("wb")
 
     class Hung(threading.Timer):
         def start(self) -> None:
@@ -156,26 +287,16 @@ def test_a_start_that_hangs_is_ended_and_its_logs_are_kept(tmp_path: Path, monke
             over.append(threading.Thread(target=self.function, args=self.args))
 
     def hang(**arguments: object) -> None:
-        """A daemon is known by what it writes in the cluster's folder."""
-        roots.append(Path(str(arguments["_temp_dir"])))
-        log = roots[-1] / "session_2026-01-01" / "logs" / "raylet.err"
-        log.parent.mkdir(parents=True)
-        code = "import time; print('the disk is upside down', flush=True); time.sleep(600)"
-        daemons.append(subprocess.Popen([sys.executable, "-c", code], stdout=log.open("wb")))
-        while not log.read_bytes():
-            time.sleep(0.05)
+        daemons.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=log(arguments)))
         over[-1].start()
         daemons[-1].wait()
-        raise Exception("The current node timed out during startup.")
+        failing_init()
 
     monkeypatch.setattr(ray, "init", hang)
     monkeypatch.setattr(threading, "Timer", Hung)
-    kept = tmp_path / "ray" / "failed_start"
-    message = f"cannot be started on this machine: .*timed out during startup.*\nRay's logs are in {kept}"
-    with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path):
+    with pytest.raises(EnvironmentFault, match="cannot be started"), ray_session(tmp_path):
         raise AssertionError("started")
-    assert "upside down" in (kept / "raylet.err").read_text()
-    assert len(daemons) == 1 and daemons[0].poll() is not None and not roots[0].exists()
+    assert len(daemons) == STARTS and all(daemon.poll() is not None for daemon in daemons)
 
 
 def test_ray_s_limits_of_a_start_are_raised_and_what_the_user_sets_is_kept(tmp_path: Path) -> None:

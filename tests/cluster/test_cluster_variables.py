@@ -251,6 +251,23 @@ def test_mlflow_s_other_variables_change_nothing(finished_study: Any, tmp_path: 
     assert {each.name for each in client(store).search_experiments()} == {"Default", "small"}
 
 
+HUB = ["sweep", "--model", "nobody/nothing", "--task", "sst2", "--space", "glue", "--store"]
+
+
+def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    variables = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "hf")}
+    words = [sys.executable, "-m", "mlmclm", *HUB, str(tmp_path)]
+    done = subprocess.run(words, env=environment(**variables), capture_output=True, text=True, timeout=1500)
+    assert done.returncode in (1, 2) and "127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_variable_that_forbids_to_ask_the_hub_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:  # as conftest.py has set it
+        main([*HUB, str(tmp_path)])
+    errors = capfd.readouterr().err
+    assert ended.value.code in (1, 2) and "HF_HUB_OFFLINE" in errors and "Traceback" not in errors, errors
+
+
 AFTERWARDS = """
 from mlmclm.cli.main import app, main
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_service_job_submission import submit
 
-from ray_head import RayHead, running_head
+from ray_head import RayHead
 from small_study import write_study
-
-
-@pytest.fixture
-def ray_head() -> Iterator[RayHead]:
-    with running_head() as head:
-        yield head
 
 
 @pytest.mark.slow
@@ -29,18 +21,8 @@ def test_a_study_runs_as_a_ray_job_streams_its_log_and_is_named_in_the_dashboard
 ) -> None:
     study = write_study(tmp_path, models=["1m-untrained", "1m-clm-30"])
     store = tmp_path / "store"
-    done = subprocess.run(
-        [
-            *(Path(sys.executable).with_name("ray"), "job", "submit", "--address", ray_head.dashboard),
-            *("--submission-id", "small-study", "--runtime-env-json", '{"env_vars": {"MALLOC_ARENA_MAX": "2"}}', "--"),
-            *(sys.executable, "-m", "mlmclm", "study", study, "--store", store, "--data", tmp_path / "data"),
-        ],
-        env={**os.environ, **ray_head.environment},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
+    command = ("study", str(study), "--store", str(store), "--data", str(tmp_path / "data"))
+    done = submit(ray_head, "small-study", sys.executable, "-m", "mlmclm", *command, folder=tmp_path, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("pretraining 1/1: 1m clm 0-30", "fine-tuning", "report:"):
         assert line in done.stdout, "the log streams to whoever submitted the job"

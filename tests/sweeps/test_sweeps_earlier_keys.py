@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from mlmclm import versions
+from mlmclm.cli.main import main
 from mlmclm.evaluation.evaluations import Subject, evaluation_key, filed_as
 from mlmclm.finetuning.cell import Start, cell_key
-from mlmclm.models.folder import content_hashes
+from mlmclm.finetuning.run import run_cell
+from mlmclm.models.folder import content_hashes, weights_hashes
 from mlmclm.pretraining.initial import StoredInitial, StoredSource
 from mlmclm.storage.checksums import write_sealed
 from mlmclm.storage.files import read_json, stable_hash, write_json
 from mlmclm.storage.place import Place
 from mlmclm.studies.prepare import find_prepared, prepare_study
 from mlmclm.studies.study_file import load_study
-from mlmclm.sweeps.cells import SweepModel
+from mlmclm.sweeps.cells import SweepModel, recorded_cell
+from mlmclm.sweeps.find_model import find_model
 from mlmclm.sweeps.grid import grid_difference, grid_of
 from mlmclm.sweeps.results_store import Evaluations, ResultsStore
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import ModelGrid, plan_cells
 from mlmclm.tasks.declared_tasks import get_task
-from small_models import save_small_decoder, save_small_model
+from small_models import save_small_decoder, save_small_model, write_two
 from small_study import write_study
 from sweep_cells import make_result
 
@@ -45,6 +50,43 @@ def space_of(folder: Path, **changes: Any) -> Space:
 def written_by(folder: Path, version: str) -> Path:
     write_json(folder / "config.json", {**read_json(folder / "config.json"), "transformers_version": version})
     return folder
+
+
+def test_a_cell_that_was_filed_under_the_hash_of_the_bytes_is_found_and_not_computed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_two(tmp_path)
+    folder = written_by(tmp_path / "model", "5.24.0")
+    words = [
+        "finetune", folder, "sst2", "--lr", "1e-3", "--store", tmp_path / "store", "--data", tmp_path / "data",
+        "--space", tmp_path / "space.yaml", "--json",
+    ]  # fmt: skip
+    space_of(tmp_path)
+
+    def run() -> dict[str, Any]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert ended.value.code in (None, 0), capfd.readouterr().err
+        found: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return found
+
+    first, results_store = run(), ResultsStore(tmp_path / "store")
+    result = results_store.find(first["key"])
+    today, of_bytes = weights_hashes(folder)
+    assert result is not None and result["weights"] == today and first["computed"]
+    # As the version before filed it.
+    cell = recorded_cell(result, find_model(str(folder), tmp_path / "store"), [], where="")
+    old = replace(cell, weights=of_bytes, earlier=())
+    again = run_cell(old, store=tmp_path / "store", data_root=tmp_path / "data")
+    assert again["scores"] == result["scores"]
+    results_store.set_aside(first["key"])
+    results_store.write(again)
+    found = run()
+    assert (found["key"], found["weights"], found["computed"]) == (cell_key(old), of_bytes, False)
+    written_by(folder, "6.0.0")
+    assert run()["computed"], "other bytes, of which the store has no result"
+    written_by(folder, "5.24.0")
+    assert not run()["computed"]
 
 
 def test_a_plan_has_the_keys_under_which_results_are_filed_and_so_have_the_cells_that_start_from_them(

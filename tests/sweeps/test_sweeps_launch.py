@@ -221,6 +221,32 @@ def test_a_worker_killed_in_the_middle_of_a_cell_is_replaced_and_costs_that_cell
 
 
 @pytest.mark.slow
+def test_a_cell_over_its_time_limit_is_ended_and_named_and_the_others_are_computed(
+    cluster: None, tmp_path: Path
+) -> None:
+    faults(tmp_path, seed2="always waits")
+    cells = make_cells(4)
+    others = [cell for cell in cells if cell.seed != 2]
+    outcome = sweep(tmp_path, cells, time_limit=45.0)
+    assert [result["key"] for result in outcome.results] == [cell_key(cell) for cell in others]
+    assert starts(tmp_path)["a-sst2-2"] == 1, "it would take as long again"
+    with pytest.raises(
+        EnvironmentFault, match=r"1 of 4 cells failed: a/sst2/lr1e-3/s2.*\n.*over the time limit of 45 s"
+    ):
+        outcome.check()
+
+
+@pytest.mark.slow
+def test_a_cell_that_runs_out_of_memory_is_computed_again_with_the_same_result(cluster: None, tmp_path: Path) -> None:
+    faults(tmp_path, seed1="memory")
+    cells = make_cells(3)
+    outcome = sweep(tmp_path, cells)
+    assert [result["scores"] for result in outcome.results] == [make_result(cell)["scores"] for cell in cells]
+    retried = {result["seed"]: result["cost"].get("retried_after", []) for result in outcome.results}
+    assert [each["failure"] for each in retried[1]] == ["out of memory"] and not retried[0] and not retried[2]
+
+
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_and_its_cell_computed_by_another(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +301,11 @@ def test_a_damaged_result_is_named_before_anything_is_computed(tmp_path: Path) -
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(UserError, match=path.name):
         sweep(tmp_path, cells)
+
+
+def test_a_cell_that_needs_more_than_the_cluster_has_is_refused(cluster: None, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"A cell needs 3 CPU on one node.*it has 2 CPUs"):
+        sweep(tmp_path, make_cells(1), cpus_per_cell=3)
 
 
 def test_an_error_of_the_callers_own_stops_the_sweep_and_reaches_the_caller(cluster: None, tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ from mlmclm.finetuning.run import run_cell
 from mlmclm.models.folder import weights_hash
 from mlmclm.plans.recipe import Recipe
 from mlmclm.registry import KINDS
+from mlmclm.sweeps.cells import SweepModel, expand
 from mlmclm.sweeps.results_store import Evaluations
+from mlmclm.sweeps.run_sweep import run_sweep
+from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.zero_shot import evaluate_missing
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.prepare_task import prepare_task
@@ -103,6 +107,27 @@ def test_an_optimizer_and_a_metric_of_one_s_own_leave_the_key_as_it_was_planned(
     result = run_cell(cell, store=tmp_path / "store", data_root=tmp_path / "data")
     assert result["key"] == planned == cell_key(cell)
     assert result["scores"]["test"]["scaled"] == pytest.approx(result["scores"]["test"]["accuracy"] / 2)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_two_optimizers_of_one_s_own_files_and_finds_both(cell: Cell, tmp_path: Path) -> None:
+    space = Space(
+        tasks=("sst2",),
+        learning_rates=(1e-3,),
+        seeds=(0,),
+        protocol=cell.protocol,
+        grid={"optimizer": ("slow1", "slow5")},
+    )
+    cells = expand(
+        space, [SweepModel("a", cell.model_folder, cell.weights)], {"sst2": cell.task_data}, {"sst2": cell.declared}
+    )
+    places = {"store": tmp_path / "store", "data_root": tmp_path / "data"}
+    with ray_session(tmp_path / "ray", num_cpus=2):
+        for computed in (2, 0):
+            outcome = run_sweep(cells, SweepOptions(**places))
+            outcome.check()
+            assert [each["key"] for each in outcome.results] == [*map(cell_key, cells)]
+            assert outcome.computed == computed
 
 
 def test_a_backend_of_one_s_own_is_in_the_keys_of_what_it_computes_and_a_built_in_one_is_not(

@@ -255,6 +255,13 @@ def test_what_is_wrong_with_a_named_protocol_is_said(tmp_path: Path, change: dic
     assert "space.yaml" in str(caught.value)
 
 
+def test_a_task_misspelt_in_a_protocol_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("protocol: {max_steps: 5}\nper_task: {conl2003: {max_steps: 6}}\n")
+    with pytest.raises(UserError, match=r"mine\.yaml: per_task: unknown task 'conl2003'. Did you mean 'conll2003'?"):
+        find_protocol(path)
+
+
 def test_a_later_setting_is_part_of_the_key_where_it_is_not_the_default() -> None:
     assert "length_share" not in Protocol().identity()
     assert Protocol(length_share=0.5).identity() == {**Protocol().identity(), "length_share": 0.5}

@@ -42,6 +42,11 @@ def test_a_misspelt_name_is_told_the_nearest_one() -> None:
         find_space("quikstart")
 
 
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mine\.yaml: no such file"):
+        find_space(tmp_path / "mine.yaml")
+
+
 def test_a_rate_written_without_a_point_is_a_number(tmp_path: Path) -> None:
     assert space_from(tmp_path, MINIMAL).learning_rates == (1e-4,)
 
@@ -92,6 +97,12 @@ def test_seeds_of_streams_are_a_sweep_of_their_combinations(tmp_path: Path) -> N
     assert [cell_name(cell) for cell in cells[:2]] == ["a/sst2/lr1e-4/s0", "a/sst2/lr1e-4/h0-o0-d7"]
     plain = expand(space_from(tmp_path, MINIMAL), [SweepModel("a", tmp_path, "hash of a")], {"sst2": "x"})
     assert cell_key(plain[0]) == cell_key(cells[0])
+
+
+def test_overrides_apply_to_their_task_only(tmp_path: Path) -> None:
+    space = space_from(tmp_path, MINIMAL.replace("[sst2]", "[sst2, squad_4k]") + "per_task: {sst2: {max_steps: 5}}\n")
+    assert space.protocol_for("sst2").max_steps == 5
+    assert space.protocol_for("squad_4k").max_steps == 10
 
 
 def test_cells_come_model_by_model_and_task_by_task_without_duplicates(tmp_path: Path) -> None:

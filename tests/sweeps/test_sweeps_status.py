@@ -201,6 +201,13 @@ def test_a_file_stands_for_the_name_in_it(run: Run, tmp_path: Path) -> None:
     assert "no such file" in run("status", tmp_path / "none.yaml")[2]
 
 
+def test_a_study_that_is_only_pretrained_is_said_to_have_no_planned_cells(run: Run, store: Path) -> None:
+    (store / "studies" / "pretrained").mkdir(parents=True)
+    code, _, errors = run("status", "pretrained")
+    assert code == 2 and "none of its cells has been planned yet" in errors
+    assert "not computed again" not in errors
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_following_ends_with_the_sweep(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     write_manifest(store / "studies" / "mine", "mine", Planned(CELLS[:6]))
@@ -307,3 +314,10 @@ def test_without_a_command_a_sweep_is_run_and_a_file_may_be_called_as_a_command(
     code, _, said = run("./status")
     assert code == 2 and "status: key 'space' is missing" in said
     assert "Missing argument" in run("status")[2]
+
+
+def test_the_help_of_a_sweep_has_its_options_and_its_commands(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for word in ("--space", "--dry-run", "status", "cells", "retry"):
+        assert word in out

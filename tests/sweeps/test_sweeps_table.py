@@ -100,6 +100,23 @@ def test_brackets_in_names_are_no_markup() -> None:
     assert "a[/x]b" in drawn(SweepTable([make_cell("a[/x]b", "[bold]")]))
 
 
+def test_at_the_scale_of_the_published_grid_every_form_fits_and_the_sums_are_right() -> None:
+    models, tasks = tuple(f"610m-clm-{steps}k-mlm40-42k" for steps in range(1, 43)), tuple(map(str, range(12)))
+    cells = [make_cell(model, task, 1e-3, seed) for model in models for task in tasks for seed in range(10)]
+    table = SweepTable(cells)
+    for cell in cells[::2]:
+        table.add(result(cell, 0.5 if cell.seed else None))
+    for width, height in ((80, 24), (120, 40), (200, 60), (300, 100)):
+        lines = drawn(table, width, height).splitlines()
+        assert len(lines) <= height - 3 and max(map(len, lines)) <= width
+        shown = sum(line.startswith("610m") for line in lines)
+        more = [line for line in lines if line.startswith("and ")]
+        assert more == ([] if shown == 42 else [
+            f"and {42 - shown} more models: {60 * (42 - shown):,}/{120 * (42 - shown):,}, {12 * (42 - shown)} diverged"
+        ])  # fmt: skip
+        assert shown >= min(42, (height - 9) // 2)
+
+
 def test_a_log_says_what_runs_while_no_cell_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlmclm.progress.SECONDS_BETWEEN_LINES", 0.0)
     # The bar's own thread may print a line of its own before or after any of these.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,6 +22,7 @@ from mlmclm.errors import StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
+from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
 from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
@@ -48,6 +49,15 @@ class Undrawn(SweepProgress):
         """Draw nothing."""
 
 
+class Shared(SharedCluster):
+    """Has room for so many trials."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.nodes: list[Resources] = []
+        super().__init__({"CPU": 1.0}, lambda: Cluster(tuple(self.nodes), {}))
+        self.most = most
+
+
 class World:
     """The trials of some cells, and what Tune, Ray and the store would tell them."""
 
@@ -55,9 +65,9 @@ class World:
         self.cells = {cell_key(cell): cell for cell in cells}
         self.there, self.filed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
         self.noted, self.availability = list[tuple[str, ...]](), SimpleNamespace(lost=0.0)
-        retries = options.pop("retries", Retries(crash=1))
+        retries, shared = options.pop("retries", Retries(crash=1)), options.pop("shared", Shared())
         places, resources = options.pop("places", 1), options.pop("resources", {"CPU": 1.0})
-        self.nodes: list[Resources] = [{kind: places * amount for kind, amount in resources.items()}]
+        shared.nodes = [{"CPU": float(places)} | {kind: places * amount for kind, amount in resources.items()}]
         self.progress = Undrawn(cells, table=SweepTable(cells))
         store: Any = SimpleNamespace(folder=self.noted, availability=self.availability, find_all=self.find_all)
         self.trials = SweepTrials(
@@ -67,7 +77,7 @@ class World:
             store,
             SweepOptions(Path(), retries=retries, **options),
             like=SweepTrial((), Path("store"), resources=resources),
-            view=lambda: Cluster(tuple(self.nodes), {}),
+            shared=shared,
             failures=defaultdict(list),
         )
 
@@ -375,42 +385,51 @@ class Controller:
         self._callback.on_trial_complete(0, [], trial)
 
 
-@pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (3, ["3"]), (2, ["2", "3"]), (1, ["2", "3"])])
-def test_trials_that_there_is_no_memory_for_are_withdrawn_and_come_back_later(most: int, withdrawn: list[str]) -> None:
-    world = World(make_cells(9))
+@pytest.mark.parametrize(("most", "withdrawn"), [(9, []), (4, []), (3, ["3"]), (2, ["2", "3"]), (0, ["2", "3"])])
+def test_trials_that_there_is_no_room_for_are_withdrawn_and_come_back_later(most: float, withdrawn: list[str]) -> None:
+    shared = Shared()
+    world = World(make_cells(9), shared=shared)
     world.ask("0"), world.ask("1")
     for name in "23":
         assert world.trials.next(name) is not None
-    world.trials._most_busy = most
+    shared.most = most
     tune = Controller(world.trials, "RUNNING", "RUNNING", "PENDING", "PENDING")
     SweepScheduler(world.trials).choose_trial_to_run(tune)
     assert tune.stopped == withdrawn and len(world.trials.waiting) == 5 + len(withdrawn)
-    world.trials._most_busy = None
+    shared.most = math.inf
     waiting = {cell.seed for cell in world.trials.waiting.values()}
     assert {each for name in "abcdefg" for each in world.ask(name)} == waiting
 
 
-def test_a_sweep_that_has_lost_its_last_node_waits_for_another_and_then_ends_with_the_reason(
-    watched: Callable[..., Watched],
-) -> None:
-    world, clock = watched(make_cells(4), wait_for_nodes=60.0)
+def test_where_fewer_trials_have_room_than_run_the_experiment_ends_with_them() -> None:
+    shared = Shared(2)
+    world = World(make_cells(9), shared=shared, places=2)
+    world.ask("0"), world.ask("1")
+    shared.most = 1
+    world.trials._look_at_trials()
+    assert world.progress.situation == "shares the cluster with another job"
+    search = CellSearch(world.trials)
+    assert world.trials.hands_over and search.suggest("2") == Searcher.FINISHED
+    world.report("0"), world.report("1")
+    assert world.trials.computed == 2 and len(world.trials.waiting) == 7, "the next experiment has them"
+    world.trials._look_at_trials()
+    assert world.progress.situation == "waiting for its turn: another job uses the cluster"
+
+
+def test_where_the_last_node_is_lost_the_experiment_ends_and_what_waits_for_a_place_comes_back() -> None:
+    shared = Shared()
+    world = World(make_cells(4), shared=shared)
     world.ask("0")
-    nodes, world.nodes = world.nodes, []
-
-    def look(seconds: float) -> BaseException | None:
-        clock.now += seconds
-        world.trials.keeping_errors(world.trials._look_at_trials)
-        return world.trials.broken
-
-    assert look(0) is look(100) is None, "while a worker computes, there is one"
+    assert world.trials.next("1") is not None
+    shared.nodes = []
+    world.trials._look_at_trials()
+    assert not world.trials.hands_over, "while a worker computes, there is one"
     world.trials.ended("0", actor_died("The actor died because its node has died."))
-    assert look(0) is look(59) is None
-    world.nodes = nodes
-    assert look(2) is None, "it has come back"
-    world.nodes = []
-    assert look(0) is look(59) is None and not world.trials.over
-    assert re.match(r"Waited 60 s.*no node has 1 CPU for a cell: it has 0 CPUs.* are kept", str(look(2)))
-    assert world.trials.over and len(world.trials.waiting) == 4
+    world.trials._look_at_trials()
+    tune = Controller(world.trials, "ERROR", "PENDING")
+    SweepScheduler(world.trials).choose_trial_to_run(tune)
+    assert tune.stopped == ["1"] and CellSearch(world.trials).suggest("2") == Searcher.FINISHED
+    assert len(world.trials.waiting) == 4 and world.progress.situation == ""
 
 
 def test_the_search_waits_for_cells_that_may_come_back_and_ends_with_the_last() -> None:

@@ -90,6 +90,16 @@ def test_a_result_that_cannot_be_filed_is_kept_and_filed_by_the_next_run(
     assert [path.read_bytes() for path in (again.path(KEY), again.examples_path(KEY))] == there
 
 
+def test_a_shorter_outage_is_waited_for_and_said(
+    results_store: ResultsStore, disturbed: DisturbedStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disturbed.proxy.outage(1.0)
+    write(results_store)
+    assert results_store.find(KEY) == make_result(CELL)
+    said = capsys.readouterr().err
+    assert re.search(r"s3://bucket: waiting for storage since .*\n.*storage answers again, after \d+ s", said)
+
+
 def test_a_command_for_one_cell_files_what_was_kept_and_computes_nothing(
     results_store: ResultsStore, disturbed: DisturbedStore
 ) -> None:
@@ -278,6 +288,18 @@ def sweep_of_six(store: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyP
         and not ResultsStore(place, root=place / "unfiled").keys()
         and failure_notes(results_store.folder) == {}
     )
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_an_outage_of_minutes_and_computes_each_cell_once(
+    disturbed: DisturbedStore, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = 180.0  # longer than a lease, and than a worker may be silent
+    outage = disturbed.proxy.inject(
+        "503", method="PUT", path="/cells/", skip=2, act=lambda: disturbed.proxy.outage(minutes)
+    )
+    sweep_of_six(disturbed, place, monkeypatch)
+    assert outage.matched > 2
 
 
 @pytest.mark.slow

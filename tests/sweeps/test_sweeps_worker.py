@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.finetuning.protocol import Protocol
 from mlmclm.sweeps.cells import SweepModel, expand
@@ -149,3 +150,9 @@ def test_earlier_failures_stand_in_the_first_result_alone(tmp_path: Path) -> Non
     reports(FakeWorker(trial_of(cells, tmp_path, failures=failures)))
     first, second = ResultsStore(tmp_path).results(cells)
     assert first["cost"]["retried_after"] == list(failures) and "retried_after" not in second["cost"]
+
+
+def test_a_trial_of_a_sweep_cannot_change_its_config(tmp_path: Path) -> None:
+    worker = FakeWorker(trial_of(make_cells(1), tmp_path))
+    with pytest.raises(UserError, match="one config from beginning to end"):
+        worker.load_checkpoint({"config": {"learning_rate": 1.0}, "reports": 1})

@@ -12,6 +12,7 @@ from urllib.parse import quote_plus
 
 import psutil
 import pytest
+from mlflow.tracking import MlflowClient
 
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.finetuning.cell import cell_key
@@ -33,7 +34,7 @@ from mlmclm.tracking.address import (
     without_password,
 )
 from mlmclm.tracking.views import model_record, sweep_record
-from small_mlflow import runs
+from small_mlflow import export, runs
 from small_results import make_result
 from sweep_cells import make_cell
 
@@ -89,6 +90,16 @@ def test_a_database_without_a_driver_is_an_error_that_names_one(kind: str) -> No
 
 def test_the_stores_own_database_needs_not_be_there_yet(tmp_path: Path) -> None:
     check_address(default_address(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["50%25", "a?b=1", "a b#c", "ä+&"])
+def test_the_database_is_in_the_store_whatever_characters_its_path_has(tmp_path: Path, name: str) -> None:
+    store = tmp_path / name
+    export(store, [])
+    assert (store / "mlflow" / "mlflow.db").stat().st_size > 0
+    others = [path for path in tmp_path.rglob("*") if not path.is_relative_to(store) and not path.is_dir()]
+    assert others == []
+    assert MlflowClient(default_address(store)).get_experiment_by_name("study") is not None
 
 
 def test_a_damaged_database_is_a_fault_that_says_how_to_get_another(tmp_path: Path) -> None:

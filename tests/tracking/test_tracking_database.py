@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +169,23 @@ def test_a_database_that_another_process_holds_up_is_not_set_aside(halves: list[
                 fault(database)
     finally:
         connection.close()
+
+
+@pytest.mark.slow
+def test_killed_while_it_makes_the_database_a_study_leaves_none_and_the_next_makes_it(tmp_path: Path) -> None:
+    for moment in (0.0, 0.3, 0.6, 1.0, 1.5):
+        made = process(tmp_path)
+        while made.poll() is None and not list((tmp_path / "mlflow").glob(".making-*/mlflow.db")):
+            time.sleep(0.01)
+        time.sleep(moment)  # how far it gets does not matter to what must hold
+        made.send_signal(signal.SIGKILL)
+        made.communicate()
+        database = tmp_path / "mlflow" / "mlflow.db"
+        assert not database.exists() or own_fault(database) is None
+    output, errors = finished(process(tmp_path))
+    assert output == "2", errors
+    assert names(tmp_path) == ["run 0", "run 1"]
+    assert not list((tmp_path / "mlflow").glob("*.unusable*"))
 
 
 @pytest.mark.slow

@@ -133,6 +133,13 @@ def test_a_diverged_cell_is_a_failed_run_without_scores() -> None:
     assert not any(name.startswith("test") for name, *_ in record.metrics)
 
 
+def test_records_built_twice_are_equal_in_content() -> None:
+    first, second = (views.cell_record("s", make_result()) for _ in range(2))
+    assert first == second
+    other = views.cell_record("s", make_result(scores={"test": {"accuracy": 0.61}}))
+    assert other != first and other.key == first.key
+
+
 def test_two_names_of_the_same_weights_have_two_runs() -> None:
     first, second = (views.cell_record("s", make_result(model=name)) for name in "ab")
     assert first.key != second.key
@@ -230,6 +237,14 @@ def test_no_column_and_no_chart_of_a_view_has_scores_on_several_tasks() -> None:
     assert states[saved_views.CHARTS]["searchFilter"] == saved_views.OF_MODELS, "whose `score` is a mean over all tasks"
     page = views.run_pages("http://server", "7", ["m"], ["ner", "kind"])["m", ""]
     assert parse_qs(page)["searchFilter"] == [f"{saved_views.OF_MODELS} and params.model = 'm'"]
+
+
+def test_a_group_whose_seeds_chose_different_rates_says_how_many_chose_each() -> None:
+    group = views.group_record("s", "a", "sst2", rates="1e-4 (4), 2e-4 (1)", metrics={"score": 0.5})
+    assert group.tags["mlmclm.learning_rates"] == "1e-4 (4), 2e-4 (1)"
+    assert group.tags[views.NOTE_TAG] == "Best learning rate 1e-4 (4), 2e-4 (1): test 50.00 points."
+    sweep = views.sweep_record("s", models=["a"], tasks=["sst2"], learning_rates=[1e-3], seeds=[2], rule="per_seed")
+    assert sweep.tags["mlmclm.rule"] == "per_seed"
 
 
 def test_every_metric_of_every_family_gets_a_name_that_mlflow_accepts() -> None:
