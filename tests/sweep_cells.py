@@ -89,6 +89,19 @@ def wait_for_crew(store: Path, count: int) -> None:
         time.sleep(0.05)
 
 
+class WatchedWorker(Finetune):
+    """Computes real cells, once there are two workers; `store/watched` has each cell's process and the address of its base
+    model."""
+
+    def compute(self, cells: Sequence[Cell], every: int | None = None) -> list[dict[str, Any]]:
+        wait_for_crew(self._store, 2)
+        results = list(super().compute(cells))
+        (base,) = (kept for name, kept in self._cache.items() if name[0] == "model")
+        with (self._store / "watched").open("a") as handle:
+            handle.write(f"{os.getpid()} {cells[0].model} {id(base)} {next(base.parameters()).data_ptr()}\n")
+        return results
+
+
 class Fails(Finetune):
     """Computes real cells.
 

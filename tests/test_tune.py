@@ -14,23 +14,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
+import ray
 import yaml
 from ray import tune
+from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.schedulers import PopulationBasedTraining
 
 import mlmclm
+import sweep_cells
 from mlmclm.cli.main import main
 from mlmclm.cluster.placement import Cluster
 from mlmclm.cluster.ray_cluster import ray_session
 from mlmclm.errors import UserError
+from mlmclm.finetuning.cell import cell_key
 from mlmclm.storage.checksums import CHECKSUM
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.trial import SWEEP, trial_source
+from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trial_source
 from mlmclm.tune import Finetune, param_space, trial_name
 from registered_members import Root
 from small_models import FILL, GOOD, save_small_model, write_entities, write_sentiment, write_table
+from sweep_cells import Retrieves, make_cells
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "asha.py"
 SPACE = {

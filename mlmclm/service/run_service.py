@@ -58,7 +58,7 @@ TARGETS = "targets.json"
 ERROR_PREFIX = "mlmclm: "
 """Beginning of the line in which a command reports its error."""
 SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_BETWEEN_STARTS = 10.0
+MOST_SECONDS_BETWEEN_STARTS = 60.0
 SECONDS_TO_ANSWER = 20.0
 SECONDS_A_SIGNAL = 5.0
 SECONDS_TO_CLOSE = 60.0
@@ -252,21 +252,25 @@ def run(settings: ServiceSettings, on_ready: Callable[[ServiceState], None]) -> 
         state = _record(store, replace(state, ready=True, leftovers=tuple(map(str, leftovers))), addresses, names)
         on_ready(state)
         # Jobs need MLflow only for display, so its end must not end the service and with it the jobs.
+        failures, last_error = 0, ""
         while True:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            if mlflow is None or mlflow.poll() is None:
-                continue
-            say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
-            server.close()
-            names.pop(mlflow.pid, None)
-            try:
-                _, mlflow = server.enter_context(running_server(store, port=port))
-            except MlmclmError as error:  # such as a port that old MLflow processes still hold
-                say(str(error))
-                time.sleep(SECONDS_BETWEEN_STARTS)
-                continue
-            names[mlflow.pid] = MLFLOW
-            state = _record(store, state, addresses, names)
+            time.sleep(min(SECONDS_BETWEEN_LOOKS * 2 ** min(failures, 20), MOST_SECONDS_BETWEEN_STARTS))
+            if mlflow is not None and mlflow.poll() is not None:
+                if not failures:
+                    say(f"MLflow has ended with exit code {mlflow.returncode}; it is started again")
+                server.close()
+                names.pop(mlflow.pid, None)
+                try:
+                    _, mlflow = server.enter_context(running_server(store, port=port))
+                except MlmclmError as error:  # such as a port that old MLflow processes still hold
+                    failures += 1
+                    if str(error) != last_error:
+                        last_error = str(error)
+                        say(last_error)
+                    continue
+                failures, last_error = 0, ""
+                names[mlflow.pid] = MLFLOW
+                state = _record(store, state, addresses, names)
 
 
 def jobs_environment(store: Path, mlflow: str) -> dict[str, str]:

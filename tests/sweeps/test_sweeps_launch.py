@@ -33,9 +33,10 @@ from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.run_sweep import await_visible, run_sweep
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
+from mlmclm.sweeps.trainable import Finetune
 from mlmclm.tasks.prepare_task import prepare_task
 from small_models import save_small_model, write_entities, write_sentiment
-from sweep_cells import Fails, FakeWorker, InACrew, SlowToStart, crew, make_cell, make_cells, make_result
+from sweep_cells import Fails, FakeWorker, InACrew, SlowToStart, WatchedWorker, crew, make_cell, make_cells, make_result
 
 
 @pytest.fixture(scope="module")
@@ -172,17 +173,35 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(cells=cells, data=place / "data", alone=alone)
 
 
-@pytest.mark.slow
-def test_real_cells_have_the_bits_that_they_have_by_themselves_though_one_worker_is_killed_and_one_runs_out_of_memory(
-    cluster: None, real: SimpleNamespace, tmp_path: Path
-) -> None:
-    faults(tmp_path, seed0="killed", seed1="memory")
-    outcome = run_sweep(real.cells, SweepOptions(store=tmp_path, data_root=real.data, worker=Fails))
+def sweep_of_real_cells(real: SimpleNamespace, store: Path, worker: type[Finetune]) -> list[dict[str, Any]]:
+    """Check that the cells have the bits that they have by themselves; return the results."""
+    options = SweepOptions(store=store, data_root=real.data, worker=worker)
+    outcome = run_sweep(real.cells, options)
     outcome.check()
     assert outcome.computed == len(real.cells) == 16
     for found, wanted in zip(outcome.results, real.alone, strict=True):
         assert {**found, "cost": None} == {**wanted, "cost": None}
-    failed = {each["failure"] for result in outcome.results for each in result["cost"].get("retried_after", ())}
+    return outcome.results
+
+
+@pytest.mark.slow
+def test_real_cells_have_the_same_bits_from_workers_side_by_side_as_by_themselves(
+    cluster: None, real: SimpleNamespace, tmp_path: Path
+) -> None:
+    sweep_of_real_cells(real, tmp_path, WatchedWorker)
+    watched = [line.split() for line in (tmp_path / "watched").read_text().splitlines()]
+    assert len({process for process, *_ in watched}) == 2
+    held = {(process, model): (base, weights) for process, model, base, weights in watched}
+    assert all(held[process, model] == (base, weights) for process, model, base, weights in watched), "read once"
+
+
+@pytest.mark.slow
+def test_real_cells_have_the_same_bits_after_a_worker_was_killed_and_one_ran_out_of_memory(
+    cluster: None, real: SimpleNamespace, tmp_path: Path
+) -> None:
+    faults(tmp_path, seed0="killed", seed1="memory")
+    results = sweep_of_real_cells(real, tmp_path, Fails)
+    failed = {each["failure"] for result in results for each in result["cost"].get("retried_after", ())}
     assert failed == {"crash", "out of memory"}
 
 
