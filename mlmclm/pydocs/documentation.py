@@ -25,6 +25,7 @@ from mlmclm.corpora.process_map import ordered_map
 from mlmclm.errors import UserError
 from mlmclm.progress import bars
 from mlmclm.pydocs.documented import distinct
+from mlmclm.pydocs.outlines import outline
 from mlmclm.pydocs.package_splits import PackageGroup, are_copies, split_groups
 from mlmclm.pydocs.pin import PYDOCS, documentation, pin_file, resolved, write_pin
 from mlmclm.storage.files import stable_hash, write_json
@@ -160,7 +161,7 @@ def source_files(root: Path) -> list[Path]:
 def docstrings(source: bytes, module: str) -> list[Docstring]:
     """Return the docstrings of a source file in line order, without those of definitions inside functions.
 
-    Raises SyntaxError or ValueError for what is no Python source.
+    Raises SyntaxError or ValueError for what is no Python source. Errors inside the bodies of functions may go unnoticed.
     """
     if b'"""' not in source and b"'''" not in source:
         return []  # A short docstring in single quotes is rare, and parsing is what takes the time.
@@ -178,8 +179,15 @@ def docstrings(source: bytes, module: str) -> list[Docstring]:
             for child in _definitions(node.body):
                 visit(child, f"{name}.{child.name}" if name else child.name, _kind(child, in_class=kind == "class"))
 
-    visit(ast.parse(source), "", "module")
+    visit(_tree(source), "", "module")
     return docs
+
+
+def _tree(source: bytes) -> ast.Module:
+    try:
+        return ast.parse(outline(source))
+    except (SyntaxError, ValueError):
+        return ast.parse(source)
 
 
 def topics(source: bytes) -> list[Docstring]:
