@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,9 +21,10 @@ from mlmclm.arguments import SECONDS_FOR_NODES
 from mlmclm.cli import options
 from mlmclm.cli.default_command import DefaultCommand
 from mlmclm.cli.output import print_json, show, show_plan, show_results, show_table
-from mlmclm.errors import UserError, for_each
+from mlmclm.errors import UserError, for_each, unknown
 from mlmclm.numbers import plural
 from mlmclm.progress import spoken
+from mlmclm.storage.csv_text import safe_cell
 
 if TYPE_CHECKING:
     from mlmclm.sweeps.status import SweepStatus, Watch
@@ -233,6 +236,7 @@ def _as_json(snapshot: SweepStatus) -> dict[str, Any]:
 
 Models = Annotated[list[str] | None, Option("--model", help="Only this model; may be given several times.")]
 Tasks = Annotated[list[str] | None, Option("--task", help="Only this task; may be given several times.")]
+FORMATS = ("table", "csv", "json")
 SHOWN = ("name", "status", "validation_score", "score", "seconds", "node", "started_from", "key")
 
 
@@ -246,23 +250,32 @@ def cells(
         list[str] | None,
         Option(help="Only ok, diverged, damaged, running, failed or missing; may be given several times."),
     ] = None,
+    form: Annotated[str, Option("--format", metavar="|".join(FORMATS), help="How to print them.")] = "table",
     as_json: options.Json = False,
 ) -> None:
     """Lists the cells of a sweep: name, status, scores, seconds, node, the cell that it started from, key.
 
-    JSON has more columns, and the numbers in it are not rounded. Scores are fractions of the task's main metric.
+    CSV and JSON have more columns, and the numbers in them are not rounded. Scores are fractions of the task's main metric.
 
-    Example: mlmclm sweep cells quickstart --status diverged
+    Example: mlmclm sweep cells quickstart --status diverged --format csv
     """
     from mlmclm.studies.study_record import watch_of
 
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS, where="--format")
     snapshot = watch_of(which, store.resolve()).look()
     rows = [state.row() for state in snapshot.chosen(model or (), task or (), status or ())]
-    if as_json:
+    if as_json or form == "json":
         print_json(rows)
-        return
-    show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))
-    show("Scores are fractions of 1.")
+    elif form == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0] if rows else SHOWN, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows)
+        show(text.getvalue().rstrip("\n"))
+    else:
+        show_table(SHOWN, [[_short(row, name) for name in SHOWN] for row in rows], drop=("key", "started_from", "node"))
+        show("Scores are fractions of 1.")
 
 
 def _short(row: dict[str, Any], name: str) -> str:

@@ -154,6 +154,19 @@ def test_chosen_tokens_under_autocast_are_as_near_the_exact_ones_as_all_are() ->
     assert gradient < 1.2 * usual_gradient
 
 
+def test_both_ways_agree_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = model("eurobert").train()
+    rows = sequences(RAGGED)
+    exact = torch.cat(padded(both, rows, causal=False))
+    with torch.autocast("cpu", torch.bfloat16):
+        block = torch.cat(packed(both, rows, causal=False))
+        monkeypatch.setattr(Cpu, "fuses", lambda *_: False)
+        generic = torch.cat(packed(both, rows, causal=False))
+    spread = exact.std()
+    assert (generic - exact).std() / spread < 0.03
+    assert (block - exact).std() / spread < 1.3 * (generic - exact).std() / spread
+
+
 def test_what_is_said_about_padding_moves_nothing() -> None:
     packing = Packing.of([3, 5])
     generator = torch.Generator().manual_seed(0)

@@ -166,6 +166,17 @@ def test_no_gradient_reaches_another_document(
             assert bool(reached[document == number].all())
 
 
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert"])
+def test_under_autocast_the_loss_is_near_the_exact_one(kind: str) -> None:
+    ids = blocks()
+    labels, packing = labelled(ids, False), Packing.of(document_lengths(ids.numpy(), EOS), fine=True)
+    exact, rounded = (
+        PretrainingModel(model(kind), precision=precision)(ids, labels, False, packing)
+        for precision in ("fp32", "bf16-autocast")
+    )
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+
+
 def test_documents_end_with_the_separator_or_their_block() -> None:
     tokens = np.array([[5, 6, EOS, 7], [EOS, EOS, 8, EOS], [9, 9, 9, 9]])
     assert document_lengths(tokens, EOS).tolist() == [3, 1, 1, 1, 2, 4]

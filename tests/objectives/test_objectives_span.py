@@ -57,3 +57,13 @@ def test_the_stated_share_is_hidden_at_every_position(percent: int) -> None:
     shares = (labels != UNLABELLED).mean(axis=0)
     assert shares == pytest.approx(np.full(24, percent / 100), abs=0.018)
     assert shares.mean() == pytest.approx(percent / 100, abs=0.008)
+
+
+def test_labels_do_not_depend_on_how_the_batch_is_split() -> None:
+    ids, corruption = tokens(8, 64), Corruption(mask=0.8, random=0.1, keep=0.1)
+    whole = Spans(30).label(ids, masking(np.arange(8), corruption))
+    parts = [Spans(30).label(ids[[row]], masking(np.array([row]), corruption)) for row in range(8)]
+    for side in (0, 1):
+        assert (np.concatenate([part[side] for part in parts]) == whole[side]).all()
+    kept = (whole[0] == ids)[whole[1] != UNLABELLED].mean()
+    assert 0.03 < kept < 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,6 +286,27 @@ def test_utilisation_is_given_by_the_measured_peak_and_by_the_published_one_wher
     else:
         assert first.published_utilisation == pytest.approx(first.utilisation * 5e9 / peak)
         assert re.fullmatch(r"\d+% of the measured peak, \d+% of the published one", utilisation(line))
+
+
+def test_tokens_a_second_count_every_step_of_a_look_though_validation_comes_between(
+    group: None, template: StageJob, tmp_path: Path
+) -> None:
+    class Slow(FakeEngine):
+        def step(self, *given: Any, **named: Any) -> tuple[Any, Any, int, float]:
+            time.sleep(0.005)
+            return super().step(*given, **named)
+
+    recipe = template.whole_recipe.model_copy(update={"evaluate_every": 4})
+    stage = running(replace(template, whole_recipe=recipe), tmp_path, Slow())
+    outside = Outside(stage)
+    training_loop(stage, StepMeter(stage.job, stage.engine, 400), [outside])
+    assert [each[1] for each in outside.seen if isinstance(each, tuple)] == [4, 8, 12, 16, 20, 24, LAST]
+    looks = {rate: [each for each in outside.metrics if each.tokens_per_second == rate]
+             for rate in {each.tokens_per_second for each in outside.metrics}}  # fmt: skip
+    assert len(looks) < 7, "a look is at more steps than those between two validations"
+    for rate, steps in looks.items():
+        seconds = sum(each.step_seconds for each in steps)
+        assert 1.001 * sum(each.tokens for each in steps) / rate > seconds > 0.005 * len(steps)
 
 
 def test_a_stage_that_diverges_ends_at_the_next_look_with_the_lines_of_its_finite_steps(

@@ -1,4 +1,4 @@
-"""A stage on real Ray Train: workers die and it goes on; a plan that grows finds what is there and makes what is missing."""
+"""A stage on real Ray Train: workers die and it goes on, from checkpoints and states that are whole."""
 
 from __future__ import annotations
 

@@ -104,6 +104,12 @@ def test_what_fitted_is_where_stages_like_it_begin_unless_their_batches_are_too_
     fits = 4
     launch._fit_in_memory(job, tmp_path, None)
     assert tried[6:] == [4]
+    # Nothing is less than one sequence.
+    fits, plain = 0, Recipe(block_length=16, batch=8, workers=2, warmup_steps=1, decay_steps=1)
+    (stage,) = make_plan([parse_name("1m-clm-10")], plain).stages
+    with pytest.raises(stage_errors.DeviceMemoryFault):
+        launch._fit_in_memory(replace(job, stage=stage, whole_recipe=plain), tmp_path, None)
+    assert tried[7:] == [4, 2, 1]
 
 
 def full_above(most: int) -> Callable[[dict[str, Any]], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -242,6 +243,10 @@ def test_cells_are_listed_and_filtered(run: Run) -> None:
     first, second = json.loads(out)
     assert (first["name"], first["status"], first["score"]) == ("a/qnli/lr1e-3/s0", "diverged", None)
     assert second["status"] == "damaged" and "damaged result file" in second["error"]
+    for_a_pipe = run("cells", "mine", "--model", "a", "--task", "qnli", "--format", "csv")[1]
+    named, damaged = csv.DictReader(for_a_pipe.splitlines())
+    assert (named["name"], named["status"], named["score"]) == ("a/qnli/lr1e-3/s0", "diverged", "")
+    assert named.keys() == first.keys() and damaged["error"] == second["error"]
     found = json.loads(run("cells", "mine", "--status", "ok", "--json")[1])
     assert [(row["score"], row["seconds"], row["node"]) for row in found] == [(0.5, 2.0, "host"), (0.51, 2.0, "host")]
     assert "0.5100" in run("cells", "mine")[1]
@@ -249,6 +254,7 @@ def test_cells_are_listed_and_filtered(run: Run) -> None:
     for words, message in (
         (("--status", "done"), "unknown status 'done'"),
         (("--model", "c"), "unknown model 'c'"),
+        (("--format", "xml"), "unknown format 'xml'"),
     ):
         code, _, said = run("cells", "mine", *words)
         assert code == 2 and message in said
