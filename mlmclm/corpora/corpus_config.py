@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from mlmclm.configuration import Enters, Frozen, Inside, Role
-from mlmclm.errors import unknown
-from mlmclm.storage.objects import PROTOCOLS
+from mlmclm.storage.objects import protocol_fault
 
 
 class CorpusConfig(Frozen):
@@ -49,8 +48,8 @@ class CorpusConfig(Frozen):
     """Where to tokenise: in `local` processes of this machine, or on a cluster with `ray` Data. `auto` uses a cluster
     if there is one."""
     shards: Annotated[str | None, Role.WORK] = None
-    """Location of the blocks if not the store: a folder, or an address in an object store such as s3://bucket/corpora, from
-    which each node copies the shards that it reads to `cache`."""
+    """Location of the blocks if not the store: a folder, or any fsspec address such as s3://bucket/corpora, from which
+    each node copies the shards that it reads to `cache`."""
     cache: Annotated[str | None, Role.WORK] = None
     """A node's folder for its copies of shards from an address; by default ~/.cache/mlmclm/corpora."""
     cache_gib: Annotated[float, Role.WORK] = Field(default=64.0, gt=0.0)
@@ -73,9 +72,9 @@ class CorpusConfig(Frozen):
 
     @model_validator(mode="after")
     def _shards_at_an_address(self) -> Self:
-        protocol, address, _ = (self.shards or "").partition("://")
-        if address and protocol not in PROTOCOLS:
-            raise ValueError(unknown("kind of object store", protocol, PROTOCOLS, where="shards"))
+        address = "://" in (self.shards or "")
+        if address and (fault := protocol_fault(self.shards or "", "shards")) is not None:
+            raise ValueError(fault)
         if self.cache is not None and not address:
             raise ValueError("cache goes with an address (PROTOCOL://...) as shards only")
         return self

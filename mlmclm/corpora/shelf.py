@@ -1,4 +1,4 @@
-"""Storage of a prepared corpus: a folder, or an address in an object store with a folder of copies on every node."""
+"""Storage of a prepared corpus: a folder, or an fsspec address with a folder of copies on every node."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ AGAIN = "Run `mlmclm data` on the study to have it made again: intact files are 
 class Shelf:
     """The files of one corpus; a plain value that means the same on every node.
 
-    Without an address, `folder` holds the files. With an address (`s3://bucket/corpora/KEY`) the files are there, and `folder`
-    (in which ~ is the node's own home) holds the copies that a node has fetched: whole files whose checksum was verified
+    Without an address, `folder` holds the files. With an address (`s3://bucket/corpora/KEY`, or any that fsspec knows) the files are there, and
+    `folder` (in which ~ is the node's own home) holds the copies that a node has fetched: whole files whose checksum was verified
     when they were copied. Requests wait for an object store that doesn't answer (`storage.retrying`).
     """
 
@@ -108,7 +108,7 @@ class Shelf:
         if not wanted or self.address is None:
             return []
         files, starts, ends = (list(column) for column in zip(*wanted, strict=True))
-        paths = [self.where(file) for file in files]
+        paths = [(ObjectPath(self.address) / file).path for file in files]
         try:
             # By default an error is returned in place of a part.
             return ObjectPath(self.address).ask(

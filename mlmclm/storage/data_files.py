@@ -96,9 +96,12 @@ def open_table(
     Args:
         columns: the columns of a Parquet file to read; None for all.
     """
+    import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
-    with open_data_file(path) as source:
+    # Not mapped into memory as an Arrow file is: one that is cut short meanwhile would end the process.
+    plain = kind_of(path) == ".parquet" and not is_compressed(path)
+    with pa.OSFile(str(path)) if plain else open_data_file(path) as source:
         if kind_of(path) == ARROW:
             yield arrow_batches(source, path)
         else:
@@ -154,6 +157,8 @@ def reader_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError:
         read_text(path)  # says on which line
         raise
+    except PermissionError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (pa.ArrowException, OSError, EOFError, OverflowError, lzma.LZMAError, json.JSONDecodeError) as error:
         raise UserError(f"{path} cannot be read; is it cut short? ({one_line(error)})") from error
 

@@ -51,12 +51,19 @@ class Bucket:
         reading: options of a read that save a request.
     """
 
-    def __init__(self, protocol: str, name: str) -> None:
+    folders = False
+    """Whether a file can only be written to a folder that exists."""
+
+    def __init__(self, protocol: str, name: str, files: Any) -> None:
         self.name = f"{protocol}://{name}"
-        self.files = _file_system(protocol)
+        self.files = files
         self.availability = Availability(self.name)
         self.conditional = protocol in S3
         self.reading: dict[str, Any] = {"max_concurrency": 1} if protocol in S3 else {}
+
+    def path(self, url: str) -> str:
+        """Return the name that the file system has for an address."""
+        return url
 
     def ask(self, where: str, request: Callable[[Any], Answer], *, waits: float = math.inf) -> Answer:
         """Make a request on `files`, repeat it while the store does not answer, and return its value.
@@ -110,24 +117,69 @@ class Bucket:
         return NoAnswer(f"{where}: the object store does not answer as it should ({reason}).")
 
 
+class OtherFiles(Bucket):
+    """A file system of fsspec on which half a file can be seen, such as file:// or sftp://; never a store's.
+
+    Shards of corpora may be there, as their content is verified. A request that fails is not repeated.
+    """
+
+    folders = True
+
+    def path(self, url: str) -> str:
+        """Return the address without its protocol: not every file system takes it away by itself."""
+        return str(self.files._strip_protocol(url))
+
+    def ask(self, where: str, request: Callable[[Any], Answer], *, waits: float = math.inf) -> Answer:
+        """Make a request on `files`, and return its value.
+
+        Raises:
+            FileNotFoundError: the file isn't there.
+            StorageFault: the file system raised anything else.
+        """
+        self.files.invalidate_cache()  # other machines write here too
+        try:
+            return request(self.files)
+        except (FileNotFoundError, MlmclmError):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line(error, 300)}"
+            raise StorageFault(
+                f"{where}: cannot be used ({reason}). What is finished is kept: run the same command again."
+            ) from error
+
+
+def protocol_fault(url: str, where: str) -> UserError | None:
+    """Return the error for an address whose protocol fsspec doesn't know; None for others.
+
+    In a chained address (`simplecache::s3://...`) it is that of the files.
+    """
+    protocol, allowed = url.partition("://")[0].rpartition("::")[2], fsspec.available_protocols()
+    return None if protocol in allowed else unknown("protocol", protocol, allowed, where=where)
+
+
 def bucket_of(url: str) -> Bucket:
     """Return the bucket of an address; a process has one object for each.
 
     Raises:
-        UserError: the kind of store is not supported, or its package is not installed.
+        UserError: fsspec doesn't know the protocol, or its package is not installed.
     """
     protocol, _, rest = url.partition("://")
-    if protocol not in PROTOCOLS:
-        raise unknown("kind of object store", protocol, PROTOCOLS, where=url)
+    if (fault := protocol_fault(url, url)) is not None:
+        raise fault
     try:
         return _bucket(protocol, rest.partition("/")[0])
     except ImportError as error:
-        raise UserError(f"{url}: this needs a package: pip install {PACKAGES[protocol]}") from error
+        package = f"pip install {PACKAGES[protocol]}" if protocol in PACKAGES else one_line(error)
+        raise UserError(f"{url}: this needs a package: {package}") from error
+    except (ValueError, OSError) as error:
+        raise StorageFault(f"{url}: cannot be used ({type(error).__name__}: {one_line(error, 300)}).") from error
 
 
 @cache
 def _bucket(protocol: str, name: str) -> Bucket:
-    return Bucket(protocol, name)
+    if protocol in PROTOCOLS:
+        return Bucket(protocol, name, _file_system(protocol))
+    return OtherFiles(protocol, name, fsspec.core.url_to_fs(f"{protocol}://{name}")[0])
 
 
 @cache
@@ -249,11 +301,13 @@ class ObjectPath:
 
     def iterdir(self) -> list[ObjectPath]:
         """List the objects at any depth below this prefix, in the order of their names."""
-        return list(self._listed())
+        files = self.bucket.files
+        return [ObjectPath(files.unstrip_protocol(name)) for name in self._listed()]
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects below this prefix, by the rest of their names, from one listing."""
-        return {path.below(self): size for path, size in self._listed().items()}
+        root = str(self.bucket.files._strip_protocol(self.url)).strip("/")
+        return {name.strip("/").removeprefix(f"{root}/"): size for name, size in self._listed().items()}
 
     def open(self, mode: str = "rb") -> io.BytesIO:
         """Open the whole content for reading."""
@@ -261,7 +315,7 @@ class ObjectPath:
 
     def read_bytes(self) -> bytes:
         """Return the content."""
-        return self.ask(lambda files: bytes(files.cat_file(self.url, **self.bucket.reading)))
+        return self.ask(lambda files: bytes(files.cat_file(self.path, **self.bucket.reading)))
 
     def write_bytes(self, content: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Upload an object, which becomes visible when it is complete.
@@ -274,20 +328,20 @@ class ObjectPath:
         """
         options = {} if tag is None else {"IfMatch": tag}
         mode = "create" if new else "overwrite"
-        self.ask(lambda files: files.pipe_file(self.url, content, mode=mode, **options))
+        self._write(lambda files: files.pipe_file(self.path, content, mode=mode, **options))
 
     def upload(self, path: Path) -> None:
         """Upload a file of this machine, large ones in parts. The object becomes visible when it is complete."""
-        self.ask(lambda files: files.put_file(str(path), self.url))
+        self._write(lambda files: files.put_file(str(path), self.path))
 
     def download(self, path: Path) -> None:
         """Copy the object to a file of this machine, large ones in parts. The caller verifies the content."""
-        self.ask(lambda files: files.get_file(self.url, str(path)))
+        self.ask(lambda files: files.get_file(self.path, str(path)))
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object; some stores don't report that it is missing."""
         try:
-            self.ask(lambda files: files.rm_file(self.url))
+            self.ask(lambda files: files.rm_file(self.path))
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -297,10 +351,22 @@ class ObjectPath:
         self.ask(lambda files: files.cp_file(self.url, target.url))
         self.unlink(missing_ok=True)
 
-    def _listed(self) -> dict[ObjectPath, int]:
-        def find(files: Any) -> dict[ObjectPath, int]:
-            found = files.find(self.url, detail=True).items()
-            return {ObjectPath(files.unstrip_protocol(name)): int(entry["size"]) for name, entry in found}
+    @property
+    def path(self) -> str:
+        """The name that the bucket's file system has for the object."""
+        return self.bucket.path(self.url)
+
+    def _write(self, request: Callable[[Any], object]) -> None:
+        def write(files: Any) -> None:
+            if self.bucket.folders:
+                files.makedirs(self.parent.path, exist_ok=True)
+            request(files)
+
+        self.ask(write)
+
+    def _listed(self) -> dict[str, int]:
+        def find(files: Any) -> dict[str, int]:
+            return {name: int(entry["size"] or 0) for name, entry in files.find(self.path, detail=True).items()}
 
         try:
             return self.ask(find)
@@ -308,7 +374,7 @@ class ObjectPath:
             return {}
 
     def _info(self) -> dict[str, Any]:
-        return self.ask(lambda files: dict(files.info(self.url)))
+        return self.ask(lambda files: dict(files.info(self.path)))
 
     def ask(self, request: Callable[[Any], Answer]) -> Answer:
         """Return what a request to the bucket's file system returns; see `Bucket.ask`."""
@@ -354,6 +420,9 @@ def check_url(url: str) -> ObjectPath:
         UserError: the kind of store is not supported, its package is not installed, or there is no such bucket.
         EnvironmentFault: the store cannot be reached.
     """
+    protocol = url.partition("://")[0]
+    if protocol not in PROTOCOLS:
+        raise unknown("kind of object store", protocol, PROTOCOLS, where=url)
     path = ObjectPath(url.rstrip("/"))
     path.hurried().exists()
     return path

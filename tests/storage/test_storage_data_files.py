@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from mlmclm.errors import UserError
-from mlmclm.storage.data_files import files_of, open_text, read_table
+from mlmclm.storage.data_files import files_of, open_table, open_text, read_table
 from small_compressions import COMPRESSIONS
 
 TEXTS = [
@@ -373,3 +374,13 @@ def test_an_arrow_file_whose_size_does_not_bound_what_it_holds_is_refused(
     (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes()[:90])
     with pytest.raises(UserError, match=r"a\.arrow cannot be read; is it cut short"):
         read_table(tmp_path / "a.arrow")
+
+
+def test_a_parquet_file_that_is_cut_short_while_it_is_read_is_an_error_and_ends_no_process(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"{number} " * 100 for number in range(20_000)]})
+    pyarrow.parquet.write_table(table, file, row_group_size=2000, compression="none", use_dictionary=False)
+    with pytest.raises(OSError, match="File too short"), open_table(file, ["text"]) as (_, batches):
+        next(batches)
+        os.truncate(file, 5000)
+        list(batches)
