@@ -20,6 +20,7 @@ from mlmclm.corpora.chunks import Chunks
 from mlmclm.corpora.mixed_blocks import rows_of_length
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.corpora.read_ahead import ReadAhead
+from mlmclm.corpora.shelf import Shelf
 from mlmclm.errors import UserError
 from mlmclm.storage.objects import bucket_of
 from object_stores import HURRY
@@ -180,3 +181,12 @@ def test_reading_ahead_gives_each_step_its_tokens_and_reads_no_step_twice() -> N
         assert far_ahead.wait(300)  # without step 3 being asked for
         assert [ahead(step).tolist() for step in range(3, 9)] == [[step] for step in range(3, 9)]
     assert read == list(range(2, 9))
+
+
+def test_checksums_of_several_shards_are_read_side_by_side(
+    lines: Path, tmp_path: Path, far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = apart(lines, tmp_path, far).train
+    monkeypatch.setattr(Shelf, "read", lambda shelf, file: pytest.fail(f"{file} was read alone"))
+    assert len(blocks.shards) > 2
+    assert blocks.take(np.arange(len(blocks))).shape == (len(blocks), 16)

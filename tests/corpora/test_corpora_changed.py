@@ -22,7 +22,7 @@ from mlmclm.corpora.documents import TRAIN, FileSource
 from mlmclm.corpora.prepared_corpus import PreparedCorpus
 from mlmclm.errors import UserError
 from mlmclm.storage.files import hash_file
-from mlmclm.storage.unchanged import Unchanged, as_hashed
+from mlmclm.storage.unchanged import Unchanged, as_hashed, check_hashed, mark_of, marked_hash
 from small_models import small_tokenizer
 
 
@@ -218,3 +218,14 @@ def test_a_folder_s_files_are_compared_and_cards_are_not(tmp_path: Path) -> None
     (tmp_path / "weights").write_text("changed")
     with pytest.raises(UserError, match="weights: it has changed"):
         files.check()
+
+
+def test_the_hash_and_the_mark_are_of_the_same_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    mark, found = marked_hash(file)
+    assert (mark, found) == (mark_of(file.stat()), hash_file(file))
+    check_hashed(file, mark, found)
+    file.write_text("next")
+    with pytest.raises(UserError, match="it has changed"):
+        check_hashed(file, mark, found)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -184,6 +185,8 @@ def test_a_folder_is_read_by_split(train: list[str], validation: list[str], othe
         write(tmp_path / "data" / name, [name])
     source = open_source(CorpusConfig(source="data"), store=tmp_path, data_root=tmp_path)
     assert (list(source.train()), list(source.validation() or [])) == (train, validation)
+    if "training.md" in others:
+        assert source.left_out() == "4 of another split (development/b.txt, testing/a.md, training.md, valley.txt)"
     if "heldout.jsonl" in others:
         named = FileSource(tmp_path / "data", CorpusConfig(source="x", validation_split="held"), tmp_path)
         assert list(named.validation() or []) == ["heldout.jsonl"]
@@ -337,3 +340,10 @@ def test_a_split_within_the_names_of_files_is_the_one_that_datasets_takes(tmp_pa
     assert [*source.train()] == ["model-test.jsonl", "notes.jsonl"] and source.validation() is None, (
         "none is the training's"
     )
+
+
+@pytest.mark.parametrize("form", ["records", "lines", "columns", "index", "split", "table"])
+def test_a_corpus_may_be_whatever_json_pandas_writes(tmp_path: Path, form: str) -> None:
+    frame = pandas.DataFrame({"text": ROWS, "number": range(len(ROWS))}, index=[f"r{n}" for n in range(len(ROWS))])
+    frame.to_json(tmp_path / "a.json", orient="records" if form == "lines" else form, lines=form == "lines")
+    assert read(tmp_path / "a.json", tmp_path) == ROWS

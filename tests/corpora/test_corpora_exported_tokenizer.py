@@ -324,3 +324,13 @@ def test_generation_begins_behind_a_document_and_a_prompt_goes_on(
     assert model.generate(**settings)[0, 0] == special_ids(corpus)["eos"]
     prompt = tokenizer("Anna was", return_tensors="pt")
     assert tokenizer.decode(model.generate(**prompt, **settings)[0]).startswith("Anna was")
+
+
+def test_a_published_tokenizer_keeps_its_ids_and_positions(shared_tokenizers: Path, tmp_path: Path) -> None:
+    path = shared_tokenizers / "modernbert" / "tokenizer.json"
+    corpus = prepare_tokenizer(TokenizerConfig(path=str(path)), store=tmp_path)
+    ways = {"add_special_tokens": False, "return_offsets_mapping": True}
+    expected = loaded_by_fine_tuning(corpus)(TEXTS, **ways)
+    tokenizer = loaded_by_fine_tuning(exported(corpus, tmp_path / "encoder", decoder=False))
+    assert dict(tokenizer(TEXTS, **ways)) == dict(expected)
+    assert tokenizer(TEXTS)["input_ids"] == [[*ids, special_ids(corpus)["eos"]] for ids in expected["input_ids"]]

@@ -418,3 +418,9 @@ def test_every_digit_of_a_large_seed_counts() -> None:
     assert len({text_hash("a text", purpose="validation", seed=seed) for seed in seeds}) == len(seeds)
     own = hashlib.blake2b(b"a text", digest_size=8, salt=b"validation:7").digest()
     assert text_hash("a text", purpose="validation", seed=7) == int.from_bytes(own, "big"), "as ever"
+
+
+def test_another_seed_chooses_and_holds_out_others(lines: Path, tmp_path: Path) -> None:
+    first, second = (build(lines, tmp_path, max_documents=50, seed=seed) for seed in (0, 1))
+    assert first.key != second.key
+    assert set(documents_in(first)) != set(documents_in(second))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from mlmclm.corpora import filling, tokenising
 from mlmclm.corpora.corpus_config import CorpusConfig
 from mlmclm.corpora.prepare_corpus import find_corpus, prepare_corpus
 from mlmclm.corpora.prepared_corpus import PreparedCorpus, StoredCorpus
-from mlmclm.errors import UserError
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.leases import Leases
 
 
@@ -305,3 +307,29 @@ def test_two_preparations_at_once_take_turns(
         assert "tokenising" not in done
     thread.join()
     assert len(answers) == 1
+
+
+def test_on_a_full_disk_the_file_is_named_and_what_is_finished_is_kept(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = build(lines, tmp_path / "once", shard_mib=SMALL)
+    folder = tmp_path / "full" / "corpora" / once.key
+    sync, room = os.fsync, 9
+
+    def fill(descriptor: int) -> None:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(EnvironmentFault, match=rf"{folder}/train-0000\d\.(bin|json): the disk is full"):
+        build(lines, tmp_path / "full", shard_mib=SMALL)
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.bin")}
+    assert kept
+    assert not list(folder.glob(".*"))
+    room = 10_000
+    assert files(build(lines, tmp_path / "full", shard_mib=SMALL).folder) == files(once.folder)
+    recorded = {name: written for name, written in kept.items() if name != max(kept)}  # the last may lack its record
+    assert all((folder / name).stat().st_mtime_ns == written for name, written in recorded.items())

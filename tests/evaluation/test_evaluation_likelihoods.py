@@ -229,3 +229,22 @@ def test_causal_scores_equal_the_harness_s_own_model(folder: str, request: pytes
     settings = {"until": ["was"], "max_gen_toks": 8, "do_sample": False}
     asked = requests("generate_until", [("Anna was in", settings), ("the film", settings)])
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+def test_causal_scores_equal_a_plain_loop(decoder: Path) -> None:
+    model, plain = LanguageModel.load(decoder, "causal"), AutoModelForCausalLM.from_pretrained(decoder).eval()
+    ids = model.texts.ids
+    for (context, continuation), found in zip(PAIRS, model.likelihoods(PAIRS), strict=True):
+        # Spaces go with the word behind them; without a context the text begins after BOS (id 1).
+        head, whole = ids(context.rstrip()) or [1], ids(context + continuation)
+        total, greedy = plain_causal(plain, head, whole[len(ids(context.rstrip())) :])
+        assert found.total == pytest.approx(total, abs=1e-4) and found.greedy == greedy
+    with torch.no_grad():
+        best = int(plain(torch.tensor([ids("Anna was")])).logits[0, -1].argmax())
+    assert [model.score([ContinuationIds(ids("Anna was"), [best + other])])[0].greedy for other in (0, 1)] == [
+        True,
+        False,
+    ]
+    text = "one of a kind here today " * 2
+    total, _ = plain_causal(plain, [1], ids(text))
+    assert model.rolling([text, ""]) == pytest.approx([total, 0.0], abs=1e-4)

@@ -372,3 +372,7 @@ def test_weights_that_changed_since_the_plan_are_refused(place: Path, tmp_path: 
     other = save_small_model(tmp_path / "model", seed=9)
     with pytest.raises(UserError, match="the model m has changed since this sweep was planned"):
         run(place, dataclasses.replace(make(place, "sst2"), model_folder=other))
+
+
+def test_three_equal_seeds_are_the_cell_of_one_seed(place: Path) -> None:
+    assert cell_key(make(place, "conll2003", seed=2)) == cell_key(make(place, "conll2003", seed=Seeds(2, 2, 2)))

@@ -15,6 +15,7 @@ import pytest
 
 from mlmclm.errors import UserError
 from mlmclm.pydocs import documentation
+from mlmclm.pydocs import tasks as module
 from mlmclm.pydocs.documented import first_sentences, normal, select, split_words
 from mlmclm.pydocs.tasks import PYDOCS_TASKS, build
 from small_words import WORDS
@@ -238,3 +239,9 @@ def test_selection_is_fixed_and_takes_few_of_each_package() -> None:
     assert picked == chosen(items[::-1])
     assert len(picked) == 100
     assert max(sum(item[0] == package for item in picked) for package in "abcdefghij") <= 15
+
+
+def test_what_is_made_is_not_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "prepare_pydocs", None)
+    for name in PYDOCS_TASKS:
+        assert build(name, store).is_dir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 import mlmclm
 from mlmclm.backends.packing import Packing
+from mlmclm.cli.main import main
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, cell_key
@@ -31,9 +34,10 @@ from mlmclm.results.examples import KeptExamples
 from mlmclm.results.measures import Array, Measure, WeightedMean, correlation
 from mlmclm.storage.place import Place
 from mlmclm.sweeps.one_cell import one_cell
+from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.tasks.declaration import FAMILIES, Task
 from mlmclm.tasks.declared_tasks import get_task, task_names
-from mlmclm.tasks.family import Family, family_of
+from mlmclm.tasks.family import Family
 from mlmclm.tasks.load import load_task
 from mlmclm.tasks.look import preview_task
 from mlmclm.tasks.metric import Metric
@@ -147,11 +151,6 @@ def test_a_family_of_another_package_is_declared_looked_at_learned_and_reported(
     assert result["scores"]["test"]["within_one"] > 0.8  # 3 of 7 counts are within one of the best constant
     assert (text.family("counting"), text.metric("within_one")) == ("Counting", "share within one")
     assert (Counting.score_range("agreement"), Counting.score_range("agreement+within_one")) == ((-1, 1), (-0.5, 1))
-
-
-def test_a_result_of_a_family_that_is_gone_says_so() -> None:
-    with pytest.raises(UserError, match="no installed package has its family 'counting'"):
-        family_of({"family": "counting", "key": "k", "task": "t"})
 
 
 def test_an_unknown_family_and_a_name_that_is_taken_are_refused(place: Path) -> None:
@@ -317,3 +316,39 @@ def test_an_incomplete_member_is_refused_when_it_is_registered(kind: str, parts:
     with pytest.raises(UserError, match=f"{kind} '.*' from .* {said}"):
         mlmclm.register(kind, None, type("Mine", (base,), {**known, **parts}))
     assert "mine" not in KINDS[kind]
+
+
+def test_cells_of_such_a_family_are_compared_by_scores_of_its_own(
+    place: Path, cell: Cell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its columns have names of the package's families, and other meanings."""
+    results_store, results = ResultsStore(place / "store"), []
+    for steps in (40, 5):
+        own = dataclasses.replace(cell, protocol=cell.protocol.model_copy(update={"max_steps": steps}))
+        results.append(
+            run_cell(own, store=place / "store", data_root=place / "data", on_examples=results_store.write_examples)
+        )
+        results_store.write(results[-1])
+    scores = [result["scores"]["test"] for result in results]
+
+    def compare(metric: str) -> tuple[int, str, str]:
+        keys = [result["key"] for result in results]
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *keys, "--metric", metric, "--store", str(place / "store"), "--json"])
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    for metric, test in (
+        ("within_one", "mcnemar"),
+        ("agreement", "t"),
+        ("within_one+agreement", "t"),
+    ):
+        code, output, errors = compare(metric)
+        assert code == 0, errors
+        (found,) = json.loads(output)["tasks"]
+        wanted = [np.mean([score[name] for name in metric.split("+")]) for score in scores]
+        assert [found["first"], found["second"]] == pytest.approx(wanted)
+        assert (found["test"], found["low"] <= found["difference"] <= found["high"]) == (test, True)
+    shutil.rmtree(place / "outside-1.0.dist-info")
+    FAMILIES.forget()
+    code, _, errors = compare("within_one")
+    assert (code, "no installed package has its family 'counting'" in " ".join(errors.split())) == (2, True), errors

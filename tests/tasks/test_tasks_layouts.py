@@ -306,3 +306,11 @@ def test_tags_that_are_numbers_keep_them_as_iob1_and_a_wrong_one_is_refused(tmp_
     for wrong, message in ((None, "null"), (-1, "tag -1 is outside")):
         with pytest.raises(UserError, match=message):
             loaded([2, wrong])
+
+
+@pytest.mark.parametrize("first", ['"an open mark', "x" * 200_000, '"two\nlines"', "\ufeffa mark"])
+def test_the_first_row_of_a_file_without_header_is_read_as_the_others_are(tmp_path: Path, first: str) -> None:
+    (tmp_path / "train.tsv").write_text(f"\n{first}\t1\nb\t0\n\n".lstrip("\n" if first[0] == "\ufeff" else ""))
+    table = read_layout(tmp_path / "train.tsv", plain, ("text", "label"))
+    text = first.strip('\ufeff"') if first.count('"') != 1 else first
+    assert table.to_pylist() == [{"text": text, "label": "1"}, {"text": "b", "label": "0"}]

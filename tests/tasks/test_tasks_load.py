@@ -268,3 +268,37 @@ def test_a_fault_in_an_answer_is_named(tmp_path: Path, answers: Any, context: st
     place = r"row 0 \(id x1\): .*" if isinstance(answers, dict) else ""
     with pytest.raises(UserError, match=rf"task squad_4k, test .*{place}{message}"):
         load("squad_4k", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "line"),
+    [
+        ("jsonl", '{{"sentence": "good film", "label": {}}}'),
+        ("json", '{{"sentence": "good film", "label": {}}}'),
+        ("csv", '"a good, film",{}'),
+        ("csv", '{},"a good, film"'),
+    ],
+)
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.95])
+def test_a_file_of_lines_that_ends_in_the_middle_of_one_is_named(
+    tmp_path: Path, suffix: str, line: str, left: float
+) -> None:
+    (sst2(tmp_path) / "sst2" / "train.parquet").unlink()
+    file = tmp_path / "sst2" / f"train.{suffix}"
+    head = [] if suffix != "csv" else ["label,sentence" if line.startswith("{}") else "sentence,label"]
+    text = "\n".join([*head, *(line.format(n % 2) for n in range(40))]) + "\n"
+    file.write_text(text)
+    assert len(load("sst2", tmp_path).train) == 38
+    cut = int(len(text) * left)
+    while text[cut - 1 : cut] == "\n" or text[cut : cut + 1] == "\n":
+        cut -= 4
+    file.write_text(text[:cut])
+    with pytest.raises(UserError, match=rf"task sst2: .*train\.{suffix} cannot be read; is it cut short\?"):
+        load("sst2", tmp_path)
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    file = sst2(tmp_path) / "sst2" / "train.parquet"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"train\.parquet cannot be read; is it cut short\?"):
+        load("sst2", tmp_path)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import pytrec_eval
 import seqeval.metrics
 import sklearn.metrics
 import torch
@@ -27,8 +28,10 @@ from mlmclm.tasks.families.question_answering import QUESTION, passage_windows
 from mlmclm.tasks.families.sequence_classification import SequenceClassification
 from mlmclm.tasks.families.sequence_regression import SequenceRegression
 from mlmclm.tasks.families.token_classification import TaggingTask, words_of_tokens
+from mlmclm.tasks.ndcg import ndcg_at_10, rankings, study_ndcg_at_10
 from mlmclm.tasks.prepare_task import prepare_task
 from mlmclm.tasks.prepared_task import Lists, mean_of
+from mlmclm.tasks.search import search
 from mlmclm.tasks.settings import TaskSettings
 from small_models import FILL, NAMES
 
@@ -303,3 +306,41 @@ def test_correlations_equal_their_definitions_with_ties() -> None:
         scores = correlations(labels, predicted)
         assert scores["pearson"] == pytest.approx(pearson(labels, predicted.astype(np.float64)))
         assert scores["spearman"] == pytest.approx(pearson(ranks(labels), ranks(predicted)))
+
+
+def study_ndcg(scores: Row, documents: list[str], qrels: list[dict[str, int]]) -> list[float]:
+    """One query a row: the judged documents in order of score, and the ideal of the ten that were retrieved."""
+    judged = [place for place, name in enumerate(documents) if any(name in grades for grades in qrels)]
+    values = []
+    for row, grades in zip(scores, qrels, strict=True):
+        found = sorted(judged, key=lambda place: (-row[place], place))[:10]
+        gains = [grades.get(documents[place], 0) for place in found]
+        ideal = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(sorted(gains, reverse=True)))
+        gained = sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
+        values.append(gained / ideal if ideal else 0.0)
+    return values
+
+
+def test_ndcg_is_pytrec_eval_s_and_the_study_s_ideal_is_of_what_was_retrieved() -> None:
+    """Of grades, of several documents a query, and of documents that nobody judged."""
+    draw = np.random.default_rng(0)
+    queries, documents = [f"q{n}" for n in range(30)], [f"d{n}" for n in range(60)]
+    scores = draw.normal(size=(30, 60)).astype(np.float32)
+    qrels = {
+        name: {documents[d]: int(draw.integers(0, 3)) for d in draw.choice(25, 14, replace=False)} for name in queries
+    }
+    for grades in qrels.values():
+        grades["d0"] = 1
+    run = {
+        query: {name: float(score) for name, score in zip(documents, row, strict=True)}
+        for query, row in zip(queries, scores, strict=True)
+    }
+    each = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10"}).evaluate(run)
+    standard = [each[query]["ndcg_cut_10"] for query in queries]
+    # Documents that are the axes: a product is one of the scores.
+    axes = list(np.eye(60, dtype=np.float32))
+    every, judged = search(list(scores), axes, rankings(queries, documents, qrels), 10)
+    assert ndcg_at_10(queries, documents, every, qrels) == pytest.approx(standard, abs=1e-6)
+    overstated = study_ndcg_at_10(queries, documents, judged, qrels)
+    assert overstated == pytest.approx(study_ndcg(scores, documents, list(qrels.values())), abs=1e-6)
+    assert np.mean(overstated) > np.mean(standard) + 0.01

@@ -25,7 +25,7 @@ from mlmclm.tasks import prepare_task as prepare
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.family import subset
 from mlmclm.tasks.prepare_task import find_or_prepare, prepare_task
-from small_models import save_small_model, write_sentiment
+from small_models import save_small_model, small_tokenizer, write_sentiment, write_table
 
 PROTOCOL = Protocol(max_length=64, stride=8)
 
@@ -243,3 +243,20 @@ def test_a_cell_s_examples_have_their_groups_and_folds_keep_them_together(place:
     own = fold_scores(WeightedMean(kept.columns["f1"]), kept.rows, groups)
     f1 = kept.columns["f1"]
     assert sorted(own) == pytest.approx(sorted(f1[groups != number].mean() for number in range(groups.max() + 1)))
+
+
+def test_pairs_are_joined_by_their_template(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = get_task("sst2").model_copy(
+        update={
+            "folder": "pairs",
+            "columns": {"text": "one", "text_pair": "two"},
+            "pair_template": "Question: {text}\nContext: {text_pair}",
+        }
+    )
+    monkeypatch.setattr(prepare, "get_task", lambda name: task)
+    rows = {"one": ["Anna {text_pair}"] * 20, "two": ["Oslo"] * 20, "label": [0, 1] * 10}
+    for split in ("train", "validation"):
+        write_table(place / "data" / "pairs", split, rows)
+    made = prepared(place, "sst2", Protocol(max_length=100, stride=8))
+    ids = made.table("test")["input_ids"][0].as_py()
+    assert small_tokenizer().decode(ids[:-1]) == "Question: Anna Oslo\nContext: Oslo"
