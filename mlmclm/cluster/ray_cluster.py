@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class RaySession:
 
 
 _opened: list[RaySession] = []
-"""The session that this process has opened, while it is open."""
+"""The session that this process has opened or found open, while it is used; `local` if this process has started its node."""
 
 
 @contextmanager
@@ -123,7 +123,14 @@ def ray_session(
     import ray
 
     if ray.is_initialized():
-        yield RaySession(ray.get_runtime_context().gcs_address, _opened[0].dashboard if _opened else None, local=False)
+        joined = RaySession(
+            ray.get_runtime_context().gcs_address, _opened[0].dashboard if _opened else None, local=False
+        )
+        with ExitStack() as stack:
+            if not _opened:  # the caller's own `ray.init`, which may have started a node
+                _opened.append(replace(joined, local=has_raylet()))
+                stack.callback(_opened.clear)
+            yield joined
         return
     common: dict[str, Any] = {
         "runtime_env": runtime_environment(_job_environment()),

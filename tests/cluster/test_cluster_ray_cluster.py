@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import psutil
@@ -19,7 +20,7 @@ from ray._private.node import Node
 
 from mlmclm.cluster.cluster_guard import end_processes, guarded
 from mlmclm.cluster.private_cluster import SECONDS_A_START, START_LIMITS, STARTS, private_cluster, reason_of, reasons_in
-from mlmclm.cluster.ray_cluster import ray_session
+from mlmclm.cluster.ray_cluster import LostNode, check_node, ray_session, started_here
 from mlmclm.cluster.worker_environment import runtime_environment, worker_environment
 from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.storage.temporary import swept_folder
@@ -215,6 +216,23 @@ def test_a_cluster_that_does_not_answer_is_a_fault_at_once(tmp_path: Path) -> No
     with pytest.raises(EnvironmentFault, match=message), ray_session(tmp_path, address="127.0.0.1:1"):
         raise AssertionError("connected to nothing")
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_node_that_the_caller_s_own_ray_init_has_started_is_looked_after_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """Without a look, Ray ends the process at the next task, and says nothing."""
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    monkeypatch.setattr("mlmclm.cluster.ray_cluster.has_raylet", lambda: ours)
+    with ray_session(tmp_path) as outer, ray_session(tmp_path):
+        assert started_here() == ours and not outer.local, "it is not ours to end"
+        check_node()
+        monkeypatch.setattr("mlmclm.cluster.ray_cluster.has_raylet", lambda: False)
+        with pytest.raises(LostNode) if ours else contextlib.nullcontext():
+            check_node()
+    assert not started_here()
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "https://ray.example"])
