@@ -235,9 +235,13 @@ def export_model(
     Raises:
         UserError: there is no such state, or the folder is not empty.
     """
+    from mlmclm.models.hub import check_repository
     from mlmclm.pretraining.checkpoints import read_weights
 
     found = _located(study, place, model, step, source)
+    names = () if push_to_hub is None else repositories_of(push_to_hub, decoder=found.causal)
+    for name in names:  # the encoder's may be too long where the decoder's is not
+        check_repository(name)
     curve = states.folder_curve(place.store, found.folder)
     facts = found.prepared.card_facts(found.name, found.state, curve) | _card_of_study(study, found.name)
     exported = {export.name: export for export in exported_models(found.prepared)}.get(str(found.name))
@@ -247,7 +251,6 @@ def export_model(
         scores = facts["scores"] = _reported_scores(place, place.study_folder(study.name), exported)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to}: it exists and is not empty; name a new or an empty folder.")
-    names = () if push_to_hub is None else repositories_of(push_to_hub, decoder=found.causal)
     card, decoder_card = model_cards(facts, decoder=found.causal, repositories=names)
     found.prepared.write(to, found.state, read_weights(found.folder), card=card, decoder_card=decoder_card)
     if results := eval_results(scores):

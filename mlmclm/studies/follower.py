@@ -64,7 +64,8 @@ PROGRAM = (
 PACKAGE = str(Path(__file__).parents[2])
 """First argument of `PROGRAM`, which the process runs: the folder of this package, which a notebook may have only in its own `sys.path`."""
 NICE = 19
-"""Added to the process's niceness, so that the sweep has priority if all cores are busy. Ray's workers have a niceness of 15."""
+"""Added to the process's niceness while the study runs, so that the sweep has priority if all cores are busy. Ray's workers have a niceness
+of 15."""
 SECONDS_BETWEEN_READS = 0.25
 OWN_TIMEOUT, TIMEOUT = RetryPolicy().seconds, 120.0
 """Seconds in which no run is written and after which the process gives up, once the study has ended: for the store's own database, and for
@@ -403,6 +404,7 @@ def following(
     shown: str,
     *,
     on_end: Callable[[Status], None] = lambda status: None,
+    niceness: int = NICE,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `mlmclm tracking sync STUDY --follow` as a process; nothing is lost if it is killed.
 
@@ -413,10 +415,11 @@ def following(
         address: an MLflow tracking address.
         shown: the address at which its runs are seen.
         on_end: a function that writes how the study has ended; by default another process writes it.
+        niceness: added to the process's own until the driver waits for it.
     """
     process = subprocess.Popen(
         # -P: a file in the working directory must not shadow a module of the standard library.
-        [sys.executable, "-P", "-c", PROGRAM, PACKAGE, str(store), name, shown],
+        [sys.executable, "-P", "-c", PROGRAM, PACKAGE, str(store), name, shown, str(niceness)],
         # The address is not on the command line, where other users could read its password.
         env={**os.environ, VARIABLE: address},
         stdin=subprocess.DEVNULL,
@@ -431,6 +434,8 @@ def following(
         limit, status = LIMIT_AFTER_ERROR + SECONDS_TO_END, "FAILED" if isinstance(error, Exception) else "KILLED"
         raise
     finally:
+        with suppress(OSError):  # only root may do so, and the process may have ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
         reason = "interrupted"
         try:
             on_end(status)
@@ -459,13 +464,13 @@ def say_missing(shown: str, what: str, reason: str) -> None:
 
 def main() -> None:
     """Write what MLflow lacks of a study, with a progress bar once the study has ended, and report what is missing: the process's main function."""
-    store, name, shown = Path(sys.argv[1]), *sys.argv[2:4]
+    store, name, shown, niceness = Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
     address, folder = os.environ[VARIABLE], store / STUDIES / name
     timeout = OWN_TIMEOUT if address == default_address(store) else TIMEOUT
     terminated: list[int] = []
     # `ray job stop` sends SIGTERM to all of a job's processes, and kills them three seconds later.
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-    os.nice(NICE)
+    os.nice(niceness)
     study, seen = TrackedStudy(), list[Mark]()
     follower = Follower(store, name, study, address, shown)
     thread = threading.Thread(target=follower.run, daemon=True)

@@ -234,7 +234,7 @@ def tracked(study: AnyFile, place: Place) -> Iterator[StudyRuns]:
 
 def follow_study(study: AnyFile, store: Path) -> None:
     """Write to MLflow what it lacks of a study, and if another process works on it, go on until that has ended."""
-    with following(store, study.name, *_address(study, store)):
+    with following(store, study.name, *_address(study, store), niceness=0):
         pass
 
 

@@ -107,6 +107,10 @@ def test_mistakes_are_said(study: Path, store: Path, tmp_path: Path, run: Run) -
         (("small", NAME, "--store", damaged), "state.safetensors has 1,000 bytes instead of"),
         (("small", NAME, "--dry-run", "--store", store), "--dry-run says what --push-to-hub would upload"),
         (("small", NAME, "--push-to-hub", "a/b/c", "--dry-run", "--store", store), "--push-to-hub a/b/c: Repo id"),
+        (
+            ("small", NAME, "--step", "10", "--push-to-hub", f"a/{'b' * 90}", "--dry-run", "--store", store),
+            f"--push-to-hub a/{'b' * 90}-encoder: Repo id",
+        ),
         (("small", NAME, "--push-to-hub", "a/b", "--store", store), "unset it and run again"),
     ):
         code, _, errors = run("export", *words, "--to", tmp_path / "out")

@@ -130,6 +130,16 @@ def test_every_number_of_runs_that_has_a_price_has_its_line_too() -> None:
     assert given.endswith(f"the study that trains the models; for {numbers[1]}, `replicates: {numbers[1]}`.")
 
 
+def test_every_number_of_seeds_that_has_a_price_has_its_line_too() -> None:
+    *prices, edit = advised(results({"a": 0.72, "b": 0.69, "c": 0.68}, noise=0.03)).open
+    few, many = sorted({int(each) for each in re.findall(r"([\d,]+) seeds a rate find", " ".join(prices))})
+    listed = [f"`seeds: [{', '.join(map(str, range(number)))}]`" for number in (few, many)]
+    assert edit == (
+        f"To have {few} seeds, write {listed[0]} into own.yaml, and run `mlmclm study own.yaml`; for {many}, {listed[1]}; what is there "
+        "is not computed again."
+    )
+
+
 def test_a_lead_that_may_well_be_chance_begets_no_cells_and_many_seeds_are_not_written_out() -> None:
     chance, price, edit = advised(results({"a": 0.72, "b": 0.69, "c": 0.68}, noise=0.09, seeds=8)).open
     assert re.fullmatch(

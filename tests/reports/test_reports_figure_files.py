@@ -10,12 +10,13 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from analysis_study import TASKS, synthetic_results
+from analysis_study import TASKS, cell, synthetic_results
 from report_study import MODELS, facts
 
 from mlmclm.analysis.analyse import Analysis, analyse
 from mlmclm.analysis.results import records
 from mlmclm.answers.named_facts import phase_facts
+from mlmclm.errors import EnvironmentFault, UserError
 from mlmclm.plans.names import parse_name
 from mlmclm.reports.drawing import HUES, drawn
 from mlmclm.reports.figure_files import PaperCell, PaperTable, _legend, paper_tables, write_figure_files
@@ -157,3 +158,22 @@ def test_latex_is_escaped_and_unknown_numbers_are_dashes() -> None:
     # A deviation that is not told from 0 is no more than 2.85, and not 1.43.
     assert PaperCell(0.0, 0.0, 2.853).latex() == r"0.00$_{[0.00,\,2.85]}$"
     assert PaperCell(0.0, float("nan"), float("nan")).latex() == "0.00"
+
+
+@pytest.mark.slow
+def test_every_byte_is_a_function_of_results_and_facts(tmp_path: Path) -> None:
+    made = synthetic_results(MODELS, tasks=("pydocs-kind",))
+    here = write_figure_files(analyse(made), facts(), tmp_path / "here")
+    there = write_figure_files(analyse(made[::-1]), facts(), tmp_path / "there")
+    assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
+
+
+def test_a_folder_that_cannot_be_written_is_the_environment_s_fault_and_a_file_in_its_place_the_user_s(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    found = analyse([cell("m", "pydocs-kind", 1e-3, 0, 0.5, 0.5)]), facts()
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_figure_files(*found, Path("/proc/nothing"))
+    with pytest.raises(UserError, match="taken is a file; name a folder"):
+        write_figure_files(*found, tmp_path / "taken")

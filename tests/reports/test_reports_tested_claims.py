@@ -149,6 +149,13 @@ def test_one_pair_on_all_tasks_is_the_study_s_own_comparison(equal: Analysis) ->
     )
 
 
+def test_a_model_in_two_pairs_counts_once_with_its_noise() -> None:
+    effects = {(name, "t"): Effect(estimate(0.5, 0.01, 9), 0.0, np.ones(1), 0.0) for name in "abc"}
+    parts = [PairOnTask("a", "c", "t", 0.5), PairOnTask("b", "c", "t", 0.5)]
+    whole = weighted_sum(effects, model_weights(parts)).whole
+    assert whole.error == pytest.approx(0.01 * math.sqrt(0.25 + 0.25 + 1))
+
+
 FIVE = sourced(
     claim(),
     claim(tasks={"families": "retrieval"}),

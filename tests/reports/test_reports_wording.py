@@ -44,6 +44,12 @@ def test_models_without_a_clear_difference_are_not_ranked() -> None:
     assert found.verdict.startswith("No clear winner")
 
 
+def test_one_seed_makes_no_winner() -> None:
+    found = headline(analyse(single({"a": 0.9, "b": 0.1})))
+    assert not found.clear and found.tied == ("b",)
+    assert "no interval: one seed" in found.detail
+
+
 def test_a_baseline_on_top_is_said_and_not_celebrated() -> None:
     found = headline(analyse(synthetic_results({"a": 0.5, "untrained": 0.8}), "untrained"))
     assert not found.clear

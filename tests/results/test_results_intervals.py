@@ -102,6 +102,8 @@ def test_values_that_are_equal_up_to_rounding_are_equal() -> None:
     assert no_interval(student([0.1 + 0.2, 0.3])) and no_interval(contrast([[0.1 + 0.2, 0.3], [0.4, 0.4]], [1, -1]))
     assert math.isnan(deviation_interval(deviation([0.1 + 0.2, 0.3]), 1)[0])
     assert no_interval(student([0.5, 0.5 + 1e-9])) and no_interval(contrast([[27.4, 27.4 + 1e-9], A], [1, -1]))
+    neighbours = np.float32(0.7), np.nextafter(np.float32(0.7), np.float32(1))
+    assert no_interval(student([float(score) for score in neighbours])), "the same predictions in fp32"
     assert math.isfinite(student([3e-9, 4e-9]).low), "small numbers that differ"
     assert math.isfinite(contrast([[0.5, 0.5 + 1e-6], A], [1, -1]).low), "one example of a million"
 

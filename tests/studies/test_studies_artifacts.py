@@ -158,6 +158,7 @@ def test_results_stay_unless_they_are_asked_for(store: Path) -> None:
         asked = names_of(only_of(contents, study, results=True))
         left = names_of(only_of(contents, study, results=False))
         assert left <= asked and not any(kind == "StoredResult" for kind, _ in left)
+        assert study is None or "KeptEncoder" in dict(left), "it goes with its study"
     shutil.rmtree(store / "studies")
     contents = Contents(store)
     assert names_of(only_of(contents, None, results=True)) == names_of(contents.all)

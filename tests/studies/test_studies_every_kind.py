@@ -178,7 +178,7 @@ def _babble(part):
 
 
 @mlmclm.register("corpus", "babble")
-def babble(store, workers, progress):
+def babble(store):
     return Babble()
 
 

@@ -279,16 +279,41 @@ def test_what_fails_for_a_reason_that_does_not_pass_is_left_after_three_tries(
     assert whole(follower).backlog[0] == 2 and len(tried) == follower_module.GIVE_UP_AFTER
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority")
+def test_who_waits_for_it_gives_it_the_priority_of_the_driver(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, found = psutil.Process().nice(), list[int]()
+    with driver(store) as made:
+        other, waits = psutil.Process(made.process.pid), made.process.wait
+        while other.nice() != min(19, own + follower_process.NICE):
+            time.sleep(0.02)
+
+        def wait(limit: float | None = None) -> Any:
+            found.extend([] if found else [other.nice()])
+            return waits(limit)
+
+        monkeypatch.setattr(made.process, "wait", wait)
+    assert found == [own]
+
+
 def test_a_record_that_mlflow_refuses_leaves_its_children_a_parent(store: Path) -> None:
     bad = RunRecord("p", "parent", metrics=[("no@metric", 1.0, 0, 0)])
     follower = begun(store, records=(bad, RECORDS[1]))
-    assert whole(follower).backlog[0] == 1
+    left, error = whole(follower).backlog
+    assert left == 1 and "no@metric" in (error or "")
     child, parent = sorted(runs(store), key=lambda run: str(run.info.run_name))
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert (parent.info.status, parent.data.metrics) == ("RUNNING", {})
     follower = begun(store, records=RECORDS[:1])
     assert whole(follower).backlog[0] == 0
     assert names(store) == ["child", "parent"]
+
+
+def test_a_pause_covers_the_time_that_stages_take_to_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Follower, "_stage", lambda *_: (time.sleep(0.3), (None, 0))[1])
+    record = stage_record("study", stage="abc", title="1m", settings={})
+    follower = begun(store, stages=(FollowedStage(record, "abc", 0),))
+    follower.step()
+    assert follower.step() >= 0.9 * 0.3 / follower_module.SHARE_OF_LOOKS
 
 
 def test_a_backlog_of_cells_does_not_hold_up_a_stage_s_metrics(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,12 @@ def test_a_folder_that_is_there_comes_before_a_name_and_before_the_hub(
     assert named_models(["runs/lr=1e-4/ckpt"]) == {"ckpt": "runs/lr=1e-4/ckpt"}, "a name has no slash"
 
 
+def test_one_model_and_one_task_need_no_list() -> None:
+    one = mlmclm.sweep("euro/base", "sst2", "glue").file
+    assert list(one.models) == ["base"] and one.tasks == ("sst2",)
+    assert one == mlmclm.sweep(["euro/base"], ["sst2"], "glue").file
+
+
 def test_the_keys_of_a_file_say_whether_its_models_are_given(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("models: [euro]\nspace: glue\n")
     assert isinstance(load_file(tmp_path / "sweep.yaml"), SweepFile)
@@ -188,6 +194,7 @@ def test_all_models_of_a_study_are_named_at_once(folder: Path, tmp_path: Path) -
         ("models: [euro]\n", "tried.yaml: key 'space' is missing"),
         ("models: []\nspace: glue\n", "models"),
         ("models: {a b: euro}\nspace: glue\n", "'a b': a model's name is letters"),
+        ("models: [mine=study/*]\nspace: glue\n", "the models of a study keep their own names"),
         ("models: {mine: study/*}\nspace: glue\n", "the models of a study (study/*) keep their own names"),
         ("models: [mine=]\nspace: glue\n", "a model's folder or name is missing"),
         ("models: [euro]\nspace: glue\nmodel: x\n", "unknown key 'model'. Did you mean 'models'?"),
@@ -232,6 +239,14 @@ def test_results_are_the_tables_of_the_report(finished: Study) -> None:
     assert "<svg" in shown and "tiny" in shown and "<style>" in shown and "<script" not in shown
     with pytest.raises(UserError, match=r"mine: unknown figure 'overal'\. Did you mean 'overall'\?"):
         results.figure("overal")
+
+
+def test_figures_for_papers_are_written_by_the_verb_and_from_python(finished: Study, run: Run, tmp_path: Path) -> None:
+    status, shown, _ = run("report", "mine", "--figures", str(tmp_path / "paper"), "--json")
+    files = [Path(file) for file in json.loads(shown)["figures"]]
+    assert status == 0 and {file.suffix for file in files} == {".svg", ".pdf", ".csv", ".tex"}
+    again = finished.results.write_figures(tmp_path / "again")
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
 
 
 def test_the_plan_is_typed_and_says_what_a_dry_run_prints(finished: Study, run: Run) -> None:
@@ -411,3 +426,9 @@ def test_a_dry_run_refuses_a_model_that_the_run_would(
     }
     code, _, said = run(*words[verb], "--dry-run")
     assert code == 2 and re.search(message, " ".join(said.split())), said
+
+
+def test_a_dry_run_shows_the_rates_and_the_cells(run: Run, folder: Path) -> None:
+    (folder / "rates.yaml").write_text(json.dumps({**SPACE, "learning_rates": [1e-3, 2e-3]}))
+    code, out, said = run("sweep", "--model", "euro", "--space", "rates.yaml", "--dry-run")
+    assert code == 0 and "learning rates: 1e-3, 2e-3" in out and "of 8 to compute" in out, said

@@ -216,6 +216,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a hidden name": (named("tasks/.mine.yaml"), "does not belong"),
     "a name of no kind": (named("more.sh"), "does not belong"),
     "checksums that are a list": (lambda f: (f / "checksums.json").write_text("[]"), "expected the bytes and sha256"),
+    "checksums without sizes": (lambda f: (f / "checksums.json").write_text('{"study.yaml": {}}'), "expected the bytes"),
     "sizes of any number": (
         lambda f: (f / "checksums.json").write_text('{"study.yaml": {"bytes": NaN, "sha256": ""}}'),
         "not JSON as it is expected",
@@ -268,6 +269,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a score that is no number": (test_score(float("nan")), "numbers are finite"),
     "an accuracy below 0": (test_score(-0.5), "allowed: 0 to 1"),
     "scores of a diverged cell": (in_first_row(lambda row: row.update(status="diverged")), "a diverged cell alone has none"),
+    "a cell without scores": (in_first_row(lambda row: row.update(scores=None)), "a diverged cell alone has none"),
     "an unknown status": (in_first_row(lambda row: row.update(status="fine")), "'ok' or 'diverged'"),
     "a metric that was not computed": (in_first_row(lambda row: row.update(metric="bleu")), "has no bleu"),
     "a learning rate of 0": (in_first_row(lambda row: row.update(learning_rate=0)), "learning_rate"),
@@ -284,6 +286,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "no time": (in_first_row(lambda row: row["cost"].update(finished="soon")), "cost.finished"),
     "a model's name that climbs": (in_first_row(lambda row: row.update(model="../one")), "model"),
     "other weights": (in_first_row(lambda row: row.update(weights="0" * 64)), "weights is 000"),
+    "other data": (in_first_row(lambda row: row.update(task_data="0" * 64)), "task_data is 000"),
     "a cell twice": (lambda f: edit_rows(f, lambda rows: rows[1].update(rows[0])), "the result itself says key"),
     "a grid of another type": (in_about(lambda about: about["grid"].update(models="one")), "bundle.json: grid.models"),
     "a grid without a model": (in_about(lambda about: about["grid"].update(models=["one"])), "are not the same"),
@@ -312,6 +315,10 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "another metric than the task's": (
         in_about(lambda about: about["facts"]["tasks"][0].update(metric="f1")),
         "metric is accuracy, and f1 in bundle.json",
+    ),
+    "another family than the task's": (
+        in_about(lambda about: about["facts"]["tasks"][0].update(family="retrieval")),
+        "family is sequence-classification, and retrieval in bundle.json",
     ),
     "cells that are no table": (text("cells.parquet", "PAR1"), "cells.parquet: not as mlmclm writes it (ArrowInvalid"),
     "a table that ends in a quote": (lambda f: text("results.csv", (f / "results.csv").read_text() + '"')(f), "contradict each other in 1 line"),
