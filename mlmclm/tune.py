@@ -48,8 +48,8 @@ from mlmclm.storage.files import stable_hash
 from mlmclm.studies.api import sweep
 from mlmclm.studies.study_sweep import StudySweep, SweptModel, plan_sweep
 from mlmclm.sweeps.cells import seed_label
-from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.space import FIXED
 from mlmclm.sweeps.trainable import Finetune
 from mlmclm.sweeps.trial import SWEEP, SweepTrial, Training, trainings_of
 

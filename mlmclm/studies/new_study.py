@@ -29,8 +29,7 @@ from mlmclm.studies.study_file import StudyFile, SweepFile
 from mlmclm.studies.study_record import as_yaml
 from mlmclm.studies.study_sweep import expand_studies, find_given
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.protocols import ProtocolFile
-from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.space import ProtocolFile, Space
 from mlmclm.tasks.data_file import FileTask
 
 STUDY, SPACE = "study.yaml", "space.yaml"

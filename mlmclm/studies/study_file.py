@@ -29,10 +29,8 @@ from mlmclm.plans.recipe import Recipe
 from mlmclm.plans.stages import history
 from mlmclm.storage.packaged import SPACES, packaged_names
 from mlmclm.storage.place import file_of
-from mlmclm.sweeps.learning_rates import without_duplicates
-from mlmclm.sweeps.protocols import Changes
-from mlmclm.sweeps.seed_list import SeedList
-from mlmclm.sweeps.space import Space, find_space
+from mlmclm.sweeps.axes import SeedList, without_duplicates
+from mlmclm.sweeps.space import Changes, Space, find_space
 
 OF_STUDIES = ("corpus", "corpora", "recipe")
 """Keys that only the files of studies that train their models have."""

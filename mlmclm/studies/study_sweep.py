@@ -28,9 +28,8 @@ from mlmclm.studies.prepare import PreparedStudy, facts_of_trained, plain
 from mlmclm.studies.study_file import AnyFile, StudyFile, SweepFile
 from mlmclm.sweeps.cells import SweepModel
 from mlmclm.sweeps.find_model import find_model, models_of_study
-from mlmclm.sweeps.protocols import FIXED
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.space import Space
+from mlmclm.sweeps.space import FIXED, Space
 from mlmclm.sweeps.starts import Extend, ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.trial import with_trainings
 from mlmclm.tasks.declaration import Task, titles

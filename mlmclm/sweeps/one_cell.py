@@ -21,9 +21,8 @@ from mlmclm.seeds import Seed, read_seed
 from mlmclm.storage.place import Place
 from mlmclm.sweeps.cells import SweepModel, cell_name, named_result, recorded_cell
 from mlmclm.sweeps.find_model import find_model
-from mlmclm.sweeps.protocols import TaskProtocols, find_protocol
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.space import find_space
+from mlmclm.sweeps.space import TaskProtocols, find_protocol, find_space
 from mlmclm.tasks.declaration import Task
 from mlmclm.tasks.declared_tasks import get_task
 from mlmclm.tasks.load import load_task

@@ -19,8 +19,8 @@ from mlmclm.finetuning.kept import RESULT, KeptEncoder
 from mlmclm.results.metrics import value_of
 from mlmclm.seeds import Seed, Seeds, read_seed
 from mlmclm.storage.artifact import Artifact
+from mlmclm.sweeps.axes import RateGrid
 from mlmclm.sweeps.cells import SweepModel, expand
-from mlmclm.sweeps.learning_rates import RateGrid
 from mlmclm.sweeps.results_store import ResultsStore
 from mlmclm.sweeps.space import Space
 from mlmclm.tasks.declaration import Task

@@ -16,7 +16,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.registry import Shipment
 from mlmclm.seeds import seed_value
 from mlmclm.sweeps.cells import cell_name
-from mlmclm.sweeps.protocols import searched
+from mlmclm.sweeps.space import searched
 from mlmclm.tasks.prepared_task import PreparedTask
 
 SWEEP = "sweep"

@@ -9,7 +9,7 @@ import pytest
 
 from mlmclm.configuration import parse_config
 from mlmclm.errors import UserError
-from mlmclm.sweeps.learning_rates import RateGrid, next_rates
+from mlmclm.sweeps.axes import RateGrid, next_rates
 from mlmclm.sweeps.space import Space
 
 VALUES: dict[str, Any] = {"tasks": ["sst2", "mnli"], "seeds": [0], "protocol": {"max_steps": 5}}

@@ -14,8 +14,7 @@ from mlmclm.finetuning.protocol import Protocol
 from mlmclm.seeds import Seeds
 from mlmclm.storage.packaged import PROTOCOLS, packaged_names
 from mlmclm.sweeps.cells import SweepModel, cell_name, expand
-from mlmclm.sweeps.protocols import find_protocol
-from mlmclm.sweeps.space import Space, find_space
+from mlmclm.sweeps.space import Space, find_protocol, find_space
 from mlmclm.tasks.declared_tasks import get_task, task_names
 
 SPACE: dict[str, Any] = {"tasks": ["sst2", "conll2003"], "protocol": "study"}

@@ -16,7 +16,7 @@ from mlmclm.errors import UserError
 from mlmclm.models.attention import use_attention
 from mlmclm.models.encoder import encode, pack_ids
 from mlmclm.models.folder import load_tokenizer
-from mlmclm.sweeps.protocols import find_protocol
+from mlmclm.sweeps.space import find_protocol
 from mlmclm.tasks.settings import TaskSettings
 from mlmclm.tasks.texts import encode_texts, longest_first, token_ids, with_closing_token
 from small_models import NAMES, save_small_model, small_tokenizer
