@@ -41,6 +41,9 @@ def plan(
     utilisation: Annotated[
         float, Option(help="Share of the device's peak that is assumed to be reached.")
     ] = DEFAULT_UTILISATION,
+    price: Annotated[
+        float | None, Option(min=0, help="Price of an hour of one device, for the cost of pretraining.")
+    ] = None,
     picture: Annotated[Path | None, Option(help="Also draw the stages into this .html file.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -66,10 +69,13 @@ def plan(
 
         write_atomic(picture, plan_page(priced.plan, priced.pricing))
         say(f"picture: {picture}")
+    hours = priced.pricing.plan(priced.plan).device_hours
     if as_json:
-        print_json(priced.as_dict())
+        print_json(priced.as_dict() | ({} if price is None else {"cost": hours * price}))
         return
     show_priced(priced, suite)
+    if price is not None:
+        show(f"Cost of pretraining: {hours * price:,.0f} for {time_text(hours)} at {price:,.2f} an hour.")
 
 
 def show_priced(priced: PricedPlan, suite: str | None) -> None:

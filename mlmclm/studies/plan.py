@@ -453,6 +453,11 @@ def replication_of(paper: str, scale: str) -> str:
     """
     if paper not in REPLICATED:
         raise unknown("paper", paper, REPLICATED)
+    if scale == "paper":
+        suite = "paper" if paper == "study" else paper
+        raise UserError(
+            f"--scale paper: plans and prices of the papers' own scale are `mlmclm plan --suite {suite} --price HOUR`."
+        )
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES, where="--scale")
     return f"replicate-{paper}-{scale}"

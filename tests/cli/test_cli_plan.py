@@ -33,6 +33,14 @@ def test_json_has_stages_stretches_and_costs(run: Run) -> None:
     assert (found["device"]["name"], found["utilisation"]) == ("a100", 0.5)
 
 
+def test_the_price_of_an_hour_gives_the_cost_of_pretraining(run: Run) -> None:
+    found = json.loads(run("plan", *NAMES, "--device", "h100", "--price", "2.5", "--json")[1])
+    assert found["cost"] == pytest.approx(2.5 * found["device_hours"])
+    printed = run("plan", *NAMES, "--device", "h100", "--price", "2.5")[1]
+    assert f"Cost of pretraining: {found['cost']:,.0f} for " in printed and "at 2.50 an hour." in printed
+    assert run("plan", *NAMES, "--price", "-1")[0] == 2
+
+
 def test_the_table_says_what_is_shared_and_what_is_assumed(run: Run) -> None:
     code, printed = run("plan", *NAMES, "--device", "h200")
     assert code == 0

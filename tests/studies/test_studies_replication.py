@@ -159,6 +159,7 @@ def test_wrong_papers_and_scales_are_named_with_the_nearest() -> None:
     for words, message in (
         (("etin", "tiny"), "Did you mean 'ettin'?"),
         (("study", "smal"), "--scale: .*Did you mean 'small'?"),
+        (("study", "paper"), "mlmclm plan --suite paper --price"),
     ):
         with pytest.raises(UserError, match=message):
             replication_of(*words)
