@@ -16,8 +16,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-grimp = pytest.importorskip("grimp", reason="import-linter is not installed: make .venv/.installed-dev")
+cli = pytest.importorskip("importlinter.cli", reason="import-linter is not installed: make .venv/.installed-dev")
+grimp = pytest.importorskip("grimp")  # import-linter's own graph
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_packages_import_as_the_architecture_says(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == 0, capsys.readouterr().out
 
 
 def test_every_package_is_in_the_architecture_s_picture() -> None:
