@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from analysis_study import TASKS, synthetic_results
 from report_study import facts
@@ -17,7 +19,7 @@ from mlmclm.plans.names import parse_name
 from mlmclm.plans.suite import find_suite
 from mlmclm.reports.charts import HeatCell, Stripe, Whisker
 from mlmclm.reports.drawing import FIGURES, Figure, FigureGroup, ReportInput, draw_all, drawn, styles
-from mlmclm.reports.figures.choices import native_of
+from mlmclm.reports.figures.choices import crossing, native_of
 from mlmclm.reports.study_facts import Continuation, ModelFacts, StudyFacts, TaskFacts
 from mlmclm.reports.view import report_input
 
@@ -421,3 +423,29 @@ def test_of_many_models_of_known_objectives_each_objective_has_a_colour_and_its_
     assert all(len(own) == 1 for own in by_kind.values()) and by_kind["clm"] != by_kind["mlm"]
     assert [name for name in names if not looks[name].quiet] == ["2m-clm9", "2m-mlm9"]
     assert not looks["base"].quiet
+
+
+def test_the_budget_at_which_clm_and_mlm_cross_is_said() -> None:
+    levels = {"2m-clm-300": 0.62, "2m-mlm40-300": 0.60, "2m-clm-1200": 0.64, "2m-mlm40-1200": 0.66}
+    about = replace(facts(), models=tuple(map(model, levels)), tasks=())
+    mean, *_ = FIGURES["budgets"]().draw(report_input(analyse(synthetic_results(levels, noise=1e-4)), about))
+    # Half way between 2.46 M and 9.83 M tokens on a logarithmic scale.
+    assert mean.subtitle.startswith("2m: CLM and MLM40 cross at 4.9") and mean.subtitle.endswith("] tokens.")
+
+
+def test_the_crossing_of_two_curves_is_where_their_difference_is_0_and_its_interval_where_that_holds_0() -> None:
+    rows = [(1e6, 0.04, 0.02, 0.06), (2e6, 0.03, 0.01, 0.05), (4e6, -0.01, -0.03, 0.01), (8e6, -0.05, -0.07, -0.03)]
+    grid = np.geomspace(1e6, 8e6, 200_001)
+    value, low, high = (
+        np.interp(np.log(grid), np.log([row[0] for row in rows]), [row[k] for row in rows]) for k in (1, 2, 3)
+    )
+    within = grid[(low <= 0) & (high >= 0)]
+    for sign in (1, -1):  # whichever model is the first
+        turned = [(x, sign * d, *sorted((sign * a, sign * b))) for x, d, a, b in rows]
+        found = crossing(turned)
+        assert found is not None
+        assert found.value == pytest.approx(grid[np.abs(value).argmin()], rel=1e-4)
+        assert (found.low, found.high) == pytest.approx((within[0], within[-1]), rel=1e-4)
+    assert str(crossing([(1e6, 0.01, -0.02, 0.04), (4e6, -0.01, -0.04, 0.02)])) == "2.00 M [below all, beyond all]"
+    assert crossing(rows[:2]) is None and crossing([(1e6, math.nan, math.nan, math.nan), *rows[:2]]) is None
+    assert crossing([*rows, (16e6, 0.02, 0.01, 0.03)]) is None, "it crosses twice"
