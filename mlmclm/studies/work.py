@@ -225,7 +225,7 @@ def compute_missing(sweep: StudySweep, session: Session, *, wait_for_nodes: floa
     Raises:
         MlmclmError: some cells failed; the results of all others are kept.
     """
-    from mlmclm.sweeps.run_layers import run_layers
+    from mlmclm.sweeps.run_sweep import run_layers
 
     place, space = sweep.place, sweep.space
     if sweep.prepared is not None:  # only models that are needed, because verifying one reads its whole folder

@@ -1,7 +1,8 @@
-"""Run of a sweep's missing cells as trials of one Ray Tune experiment.
+"""Run of a sweep's missing cells as trials of one Ray Tune experiment, layer by layer.
 
 The results store decides what is missing, so a sweep resumes when it is run again, however it was stopped. Tune's own
-experiment state is neither needed nor kept.
+experiment state is neither needed nor kept. Results decide from which cells others start, and which learning rates a grid
+adds to its list, so the sweep is planned again after each round of cells.
 """
 
 from __future__ import annotations
@@ -9,34 +10,28 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
-
-from ray import cloudpickle, tune
-from ray.tune.experiment import Trial
-from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import FIFOScheduler
-from ray.tune.search import Searcher
 
 from mlmclm.cluster.placement import SMALLER, amounts, check_place, describe_cluster, device_of
 from mlmclm.environment import environment
 from mlmclm.errors import EnvironmentFault
 from mlmclm.finetuning.cell import Cell, cell_key, shapes_of
+from mlmclm.finetuning.kept import KeptEncoder
 from mlmclm.models.warm_up import compile_kernels
-from mlmclm.numbers import plural
+from mlmclm.numbers import plural, rate_text
 from mlmclm.progress import say, say_once
 from mlmclm.registry import shipment
 from mlmclm.storage.leases import SECONDS_BETWEEN_LOOKS
 from mlmclm.storage.temporary import swept_folder
 from mlmclm.sweeps.cells import cell_name, named_result
 from mlmclm.sweeps.results_store import ResultsStore
+from mlmclm.sweeps.starts import KeptWeights, Planned
 from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
 from mlmclm.sweeps.sweep_progress import SweepProgress
-from mlmclm.sweeps.sweep_trials import SweepTrials
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trial import SWEEP
 
@@ -141,11 +136,11 @@ def _run_trials(
 
     from mlmclm.cluster.cluster import await_nodes, cluster_view, report_waits
     from mlmclm.cluster.ray_cluster import check_node, computes_here
-    from mlmclm.sweeps.run_sweep import CellSearch, SweepCallback, SweepScheduler
     from mlmclm.sweeps.shared_cluster import SharedCluster
     from mlmclm.sweeps.sweep_trials import SweepTrials
     from mlmclm.sweeps.trainable import Finetune
     from mlmclm.sweeps.trial import SweepTrial
+    from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 
     if not ray.is_initialized():
         raise RuntimeError("run_sweep needs a Ray session where cells are missing: pass one as `session`.")
@@ -300,143 +295,99 @@ def _level(name: str, level: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-class CellSearch(Searcher):
-    """Gives Tune the configs of a sweep's trials, in its order.
+def run_layers(plan: Callable[[], Planned], options: SweepOptions) -> SweepOutcome:
+    """Compute the missing cells of a sweep, layer by layer.
 
-    Tune pickles all hooks into a state that is never read, so each pickles as empty.
+    First come the cells that start from a model, then the encoders that other cells start from and that aren't kept
+    yet, then those other cells. While results add learning rates, cells of a layer are planned and computed again.
+
+    Args:
+        plan: returns what can be planned from the present results; called again after each layer and round.
+        options: those of `run_sweep`, for every layer.
     """
+    results_store = ResultsStore(options.store)
+    planned = plan()
 
-    def __init__(self, trials: SweepTrials) -> None:
-        super().__init__()
-        self._trials = trials
+    def compute(second: bool) -> SweepOutcome:
+        """Compute a layer's cells, in rounds, until results add no further ones."""
+        nonlocal planned
+        outcome, computed = SweepOutcome([]), set[tuple[str, str]]()
+        while True:
+            cells = [cell for cell in planned.cells if (cell.start is not None) == second]
+            new = [cell for cell in cells if _identity(cell) not in computed]
+            if not new:
+                return outcome
+            if computed:
+                _say_added(new)
+            computed |= set(map(_identity, cells))
+            # Cells that have a result need no encoder to start from any more.
+            needed = {cell.start.key for cell in results_store.missing(new) if cell.start is not None}
+            _keep([planned.sources[key] for key in planned.sources if key in needed], options)
+            outcome = _together(outcome, run_sweep(new, options))
+            if outcome.not_run:
+                return outcome
+            # The results of the first layer also decide what the second one starts from.
+            if planned.to_come or not second:
+                planned = plan()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def set_search_properties(self, *args: Any, **options: Any) -> bool:
-        """Take no notice of metric, mode and `param_space`: configs are given."""
-        return True
-
-    def suggest(self, trial_id: str) -> Any:
-        """Return the next config; None if there is none now."""
-        trial = self._trials.next(trial_id)
-        if trial is not None:
-            return trial.config
-        return Searcher.FINISHED if self._trials.over else None
-
-    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-        """Do nothing: the callback gets more details."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the store has every result."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Restore nothing."""
+    for task, count in planned.waiting.items():
+        say(f"{plural(count, 'cell')} wait{'s' if count == 1 else ''} for the best {task} cell of their model")
+    outcome = compute(second=False)
+    if outcome.not_run:  # a fault of the machine, which would hit the second layer too
+        return outcome
+    for pair, count in planned.blocked.items():
+        say(f"left out: {plural(count, 'cell')} with nothing to start from, as every cell of {pair} diverged")
+    return _together(outcome, compute(second=True))
 
 
-class SweepScheduler(FIFOScheduler, tune.Stopper):
-    """Runs trials in their order, withdraws those that wait for a place where there is no room for them any more, and ends the
-    experiment once a fault would make every further cell fail.
+def _identity(cell: Cell) -> tuple[str, str]:
+    return cell.model, cell_key(cell)
 
-    Tune gives a free actor to a trial whose own actor is still starting, and removes the starting one. If cells are short, one
-    actor would then compute all, and no node that joins would be used. So the actor gets the newest trial, which has asked for none yet.
+
+def _say_added(cells: Sequence[Cell]) -> None:
+    """Say on which tasks learning rates are added."""
+    rates: dict[str, set[float]] = defaultdict(set)
+    for cell in cells:
+        rates[cell.task].add(cell.learning_rate)
+    added = "; ".join(f"{task} {', '.join(map(rate_text, sorted(added_rates)))}" for task, added_rates in rates.items())
+    say(
+        f"learning rates added for all models, as the best of some is the lowest or the highest: {added} ({plural(len(cells), 'cell')})"
+    )
+
+
+def _keep(sources: Sequence[Cell], options: SweepOptions) -> None:
+    """Train these cells again to keep their encoders, unless the encoders are kept already.
+
+    A sweep keeps scores but no weights, and only its results show which encoders are needed.
+
+    Raises:
+        MlmclmError: a cell failed, or a kept result cannot be found.
     """
+    store = options.store
+    for source in sources:
+        KeptEncoder(store, cell_key(source)).find()  # sets a damaged one aside
+    kept = KeptWeights(store)
+    missing = kept.missing(sources)
+    if not missing:
+        return
+    from mlmclm.sweeps.trainable import KeepEncoders
 
-    def __init__(self, trials: SweepTrials) -> None:
-        super().__init__()
-        self._trials = trials
-        self._new: deque[Trial] = deque()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Give a trial its path now: Tune asks for it at the end, even if the trial was stopped before it started."""
-        trial.init_local_path()
-        self._new.append(trial)
-
-    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Return a trial that has asked for no actor yet.
-
-        End trials that hang or take too long, and withdraw the last ones that wait if there are more than `SweepTrials.most`.
-        """
-        while self._trials.to_end:
-            name = self._trials.to_end.pop()
-            tune_controller.stop_trial(next(trial for trial in tune_controller.get_trials() if trial.trial_id == name))
-        if (excess := self._trials.asked - self._trials.most) > 0:
-            pending = [trial for trial in tune_controller.get_trials() if trial.status == Trial.PENDING]
-            for trial in pending[-int(excess) :]:
-                tune_controller.stop_trial(trial)
-        while self._new:
-            trial = self._new.popleft()
-            if trial.status == Trial.PENDING:
-                return trial
-        return None
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stop no trial by its result."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether to end the experiment."""
-        return self._trials.fault
-
-    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Let Tune fail a trial that this sweep has ended: it then kills the actor instead of giving it another trial.
-
-        Raises:
-            TimeoutError: this is such a trial.
-        """
-        if reason := self._trials.reason_to_end(trial.trial_id):
-            raise TimeoutError(reason)
+    for cell in missing:
+        say(f"{cell_name(cell)} has the best validation score: it is trained again to keep its weights")
+    keeping = replace(options, name=f"{options.name}-starts", worker=KeepEncoders, results_store=kept, on_result=None)
+    run_sweep(missing, keeping).check()
+    for cell in missing:
+        key = cell_key(cell)
+        again, filed = kept.find(key), ResultsStore(store).find(key)
+        if again is None or filed is None:
+            raise EnvironmentFault(f"{kept.path(key)}: it was written but cannot be found. Is {store} shared?")
+        if again["scores"] != filed["scores"]:
+            say(
+                f"{cell_name(cell)}: trained again it scored {again['scores']['validation']} on validation, and "
+                f"{filed['scores']['validation']} before, on other hardware or with other software; other cells start from "
+                "the later one"
+            )
 
 
-class SweepCallback(TrialProgressCallback):
-    """Reports to `SweepTrials` what happens to its trials, and calls its `tick` regularly.
-
-    It replaces Tune's own progress callback, which prints a line for each trial that ends, at any verbosity.
-    """
-
-    def __init__(self, trials: SweepTrials) -> None:
-        super().__init__()
-        self._trials = trials
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._trials.tick()
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._trials.begun(trial.trial_id)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        # Tune keeps every report in memory, so the results are taken out of it.
-        self._trials.reported(trial.trial_id, {**result, "results": result.pop("results", ())})
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        trial.metric_n_steps.clear()  # Tune keeps all trials; its lists for running means took 30 kB of each
-        self._trials.ended(trial.trial_id)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Before a trial's first report, `last_result` has what Ray knows of its actor, such as the host.
-        self._trials.ended(trial.trial_id, error_of(trial), trial.last_result.get("hostname", ""))
-
-    def log_result(self, *args: Any, **options: Any) -> None:
-        """Print nothing."""
-
-
-def error_of(trial: Any) -> Exception:
-    """Return the error that ended a trial.
-
-    Tune's own accessor looks only where the file is put at the end of the experiment.
-    """
-    path = Path(trial.pickled_error_file or "")
-    if path.is_file():
-        error = cloudpickle.loads(path.read_bytes())
-        if isinstance(error, Exception):
-            return error
-    text = Path(trial.error_file or "")
-    return RuntimeError(text.read_text("utf-8").strip() if text.is_file() else "the worker ended without an error")
+def _together(first: SweepOutcome, second: SweepOutcome) -> SweepOutcome:
+    return SweepOutcome(*(getattr(first, field.name) + getattr(second, field.name) for field in fields(SweepOutcome)))

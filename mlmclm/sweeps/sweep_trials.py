@@ -1,6 +1,6 @@
 """The trials of a sweep, as Ray Tune asks for them: what is computed next, what failed, and what must end.
 
-`SweepTrials` uses none of Tune's classes. Tune's hooks (`run_sweep`) call it: the searcher asks it for configs, the callback
+`SweepTrials` uses none of Tune's classes. Tune's hooks (`tune_hooks`) call it: the searcher asks it for configs, the callback
 reports to it, and the scheduler withdraws trials that there is no room for.
 """
 

@@ -65,7 +65,7 @@ def test_a_damaged_corpus_is_found_named_and_repaired(tmp_path: Path, run_apart:
 @pytest.mark.parametrize(
     ("corpus", "parts"),
     [
-        ({"shards": "s4://bucket/corpora"}, ["corpus.shards", "unknown protocol 's4'", "s3"]),
+        ({"shards": "s4://bucket/corpora"}, ["corpus: shards", "unknown protocol 's4'", "Did you mean 's3'"]),
         ({"shard_mib": 0}, ["corpus.shard_mib", "greater than 0"]),
         ({"workers": "dask"}, ["corpus.workers", "'auto', 'local' or 'ray'", "dask"]),
         ({"cache": "/copies"}, ["cache goes with an address"]),

@@ -420,15 +420,11 @@ def test_the_gauges_set_every_metric_of_pretraining(
 ) -> None:
     exported: dict[str, float] = {}
 
-    def take(name: str) -> Any:
-        def note(value: float, tags: dict[str, str]) -> None:
-            assert tags == {"model": f"1m-clm-{LAST}", "objective": "clm"}
-            exported[name] = value
+    def show(name: str, value: float, **labels: str) -> None:
+        assert labels == {"model": f"1m-clm-{LAST}", "objective": "clm"}
+        exported[name] = value
 
-        return SimpleNamespace(set=note, inc=note)
-
-    for kind in ("gauge", "counter"):
-        monkeypatch.setattr(f"mlmclm.launches.ray_worker.{kind}", take)
+    monkeypatch.setattr("mlmclm.cluster.live_metrics.show", show)
     gauges = Gauges(running(template, tmp_path, FakeEngine()))
     gauges.on_metrics([row(1), row(2, loss=1.5)])
     gauges.on_validation(2, 1.25, 0.5)

@@ -13,7 +13,7 @@ from scipy import stats
 
 import mlmclm
 import mlmclm.sweeps.estimate
-import mlmclm.sweeps.run_layers
+import mlmclm.sweeps.run_sweep
 from mlmclm.analysis.comparison import ALL_TASKS
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell
@@ -98,7 +98,7 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySweep], list[list
         compute_sweep(sweep, None)  # type: ignore[arg-type]  # no Ray
         return list(asked)
 
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "run_sweep", run_here)
     return run
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import mlmclm.sweeps.run_layers
+import mlmclm.sweeps.run_sweep
 from mlmclm.configuration import parse_config
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.studies.study_sweep import extending
 from mlmclm.sweeps.cells import SweepModel, added_rates
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.run_layers import run_layers
+from mlmclm.sweeps.run_sweep import run_layers
 from mlmclm.sweeps.space import Space
 from mlmclm.sweeps.starts import ModelGrid, Planned, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
@@ -68,7 +68,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Cell]]:
             results_store.write(result)
         return SweepOutcome(results_store.results(cells), computed=len(missing), reused=len(cells) - len(missing))
 
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "run_sweep", run_here)
     return asked
 
 
@@ -123,7 +123,7 @@ def test_another_sweep_s_results_at_rates_that_are_not_asked_for_are_not_this_on
 def test_cells_start_from_the_best_one_of_the_extended_rates(
     rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "_keep", lambda sources, options: None)
     plan = planner(space_of(start_from={"rte": "mnli"}), tmp_path)
     assert plan().to_come == 4 * 6 * 2 and plan().waiting == {"mnli": 12}
     outcome = run_layers(plan, SweepOptions(store=tmp_path))
@@ -135,7 +135,7 @@ def test_cells_start_from_the_best_one_of_the_extended_rates(
 def test_no_rate_is_added_before_the_cells_of_all_models_are_there(
     rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "_keep", lambda sources, options: None)
     space = space_of(start_from={"rte": "mnli"})
     # Model b is not pretrained yet, so a's grid does not grow, and no start is chosen that a better rate may replace.
     early = planner(space, tmp_path, "a", absent=True)
@@ -153,7 +153,7 @@ def test_no_rate_is_added_before_the_cells_of_all_models_are_there(
 def test_a_model_that_diverged_everywhere_is_not_left_out_before_rates_are_added(
     rounds: list[list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "_keep", lambda sources, options: None)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "_keep", lambda sources, options: None)
     space = space_of(start_from={"rte": "mnli"})
     plan, results_store = planner(space, tmp_path), ResultsStore(tmp_path)
     for cell in plan().cells:

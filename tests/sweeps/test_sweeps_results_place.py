@@ -19,7 +19,7 @@ from mlmclm.results.examples import to_parquet
 from mlmclm.sweeps.cell_failures import failure_notes, record
 from mlmclm.sweeps.manifest import read_manifest, write_manifest
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.run_layers import KeptWeights
+from mlmclm.sweeps.run_sweep import KeptWeights
 from mlmclm.sweeps.starts import Planned
 from mlmclm.sweeps.status import Watch
 from object_stores import an_address, store_at

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import mlmclm.sweeps.run_layers
+import mlmclm.sweeps.run_sweep
 from mlmclm.errors import UserError
 from mlmclm.finetuning.cell import Cell, Start, cell_key
 from mlmclm.finetuning.kept import RESULT, WEIGHTS, KeptEncoder
@@ -28,7 +28,7 @@ from mlmclm.storage.checksums import sealed, unsealed
 from mlmclm.storage.files import canonical_json
 from mlmclm.sweeps.cells import SweepModel, expand, named_result
 from mlmclm.sweeps.results_store import ResultsStore
-from mlmclm.sweeps.run_layers import run_layers
+from mlmclm.sweeps.run_sweep import run_layers
 from mlmclm.sweeps.space import Space, find_space
 from mlmclm.sweeps.starts import KeptWeights, ModelGrid, Planned, best_cell, plan_cells
 from mlmclm.sweeps.sweep_options import SweepOptions, SweepOutcome
@@ -280,7 +280,7 @@ def layers(
             results.append(named_result(found, cell))
         return SweepOutcome(results, computed=count, reused=len(cells) - count)
 
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run_here)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "run_sweep", run_here)
     space = space_of(tmp_path)
     ready = plan_of(place, tmp_path / "store", space)
 
@@ -364,7 +364,7 @@ def test_a_failed_source_leaves_its_models_cells_waiting_and_stays_failed(
             file_result(tmp_path, cell, 0.5)
         return SweepOutcome([], computed=len(cells) - 1, failed=[(cells[0], broken)])
 
-    monkeypatch.setattr(mlmclm.sweeps.run_layers, "run_sweep", run)
+    monkeypatch.setattr(mlmclm.sweeps.run_sweep, "run_sweep", run)
     outcome = run_layers(lambda: plan(tmp_path, space_of(tmp_path), "a"), SweepOptions(store=tmp_path))
     assert [(cell.task, error) for cell, error in outcome.failed] == [("sst2", broken)]
     assert outcome.computed == 3

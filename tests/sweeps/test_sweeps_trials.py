@@ -22,7 +22,6 @@ from mlmclm.errors import StorageFault, UserError
 from mlmclm.finetuning.cell import Cell, cell_key
 from mlmclm.sweeps import sweep_trials
 from mlmclm.sweeps.cell_failures import Failure, Retries, failure_of
-from mlmclm.sweeps.run_sweep import CellSearch, SweepCallback, SweepScheduler
 from mlmclm.sweeps.shared_cluster import SharedCluster
 from mlmclm.sweeps.sweep_options import SweepOptions
 from mlmclm.sweeps.sweep_progress import SweepProgress
@@ -30,6 +29,7 @@ from mlmclm.sweeps.sweep_trials import SweepTrials, in_order
 from mlmclm.sweeps.table import SweepTable
 from mlmclm.sweeps.trainable import COMPUTED, ENVIRONMENT_FAULT, STORAGE_FAULT, TAKEN, USER_ERROR
 from mlmclm.sweeps.trial import SweepTrial, seeds_together, trainings_of
+from mlmclm.sweeps.tune_hooks import CellSearch, SweepCallback, SweepScheduler
 from sweep_cells import make_cell, make_cells
 
 
