@@ -1,4 +1,4 @@
-"""What a study would have shown if other runs had been lost: which ones fail or diverge is drawn anew, and the study analysed again.
+"""A study with other lost runs: which ones fail or diverge is drawn anew, and the study analysed again.
 
 A study loses few runs, and it matters which: a rate that loses most of its runs is not chosen, and a failure that is not recognised as one makes
 the noise seem unequal. So the errors that one study happened to have are too small in most cases and too large in some. Runs that learned

@@ -322,7 +322,7 @@ def study_ndcg(scores: Row, documents: list[str], qrels: list[dict[str, int]]) -
 
 
 def test_ndcg_is_pytrec_eval_s_and_the_study_s_ideal_is_of_what_was_retrieved() -> None:
-    """Of grades, of several documents a query, and of documents that nobody judged."""
+    """Judgements with grades, with several documents a query, and with documents that nobody judged."""
     draw = np.random.default_rng(0)
     queries, documents = [f"q{n}" for n in range(30)], [f"d{n}" for n in range(60)]
     scores = draw.normal(size=(30, 60)).astype(np.float32)
